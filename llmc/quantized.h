@@ -1,15 +1,16 @@
-// Quantized weights: a frozen matrix in 4 or 8 bits per number, decoded to floatX before its products. The numbers of a row are
+// Quantized weights: a frozen matrix in 4 to 8 bits per number, decoded to floatX before its products. The numbers of a row are
 // divided into blocks, each with its own scale.
 //   nf4    blocks of 64: one of 16 levels, the quantiles of a normal distribution, times the block's largest magnitude in fp32
 //          (QLoRA; Dettmers et al., 2023, arXiv 2305.14314); 4.5 bits per weight. Levels, decisions and order of the codes are
-//          as in bitsandbytes: the first of two neighbors is in the upper half of a byte
-//   q8_0   blocks of 32: round(x / d) times d = max|x| / 127 in fp16, as in GGUF (model/gguf.h); 8.5 bits per weight
-// Both decode as float(code) * scale in fp32, rounded once. model/quantize.h encodes.
+//          as in bitsandbytes: the first of two neighbors is in the upper half of a byte. The scales follow all codes
+//   others blocks as in GGUF files (model/gguf.h), which contain their scales; decode_eight() has the formulas
+// The decoded number is computed in fp32 and rounded once. model/quantize.h encodes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/check.h"
@@ -17,26 +18,54 @@
 #include "base/math.h"
 #include "base/types.h"
 
-enum class WeightFormat { none, nf4, q8_0 };  // none: floatX
+enum class WeightFormat { none, nf4, q4_k, q5_k, q6_k, q8_0, q4_0, q4_1, q5_0, q5_1 };  // none: floatX
 struct WeightFormatRow {
     WeightFormat value;
-    const char* word;                // of --quantize-base
+    const char* word;  // of --quantize-base, if it can be encoded
+    bool encodes;
     size_t block;                    // numbers with a common scale
-    size_t code_bytes, scale_bytes;  // of a block
+    size_t code_bytes, scale_bytes;  // of a block; 0: the scale is among the codes
 };
 inline constexpr WeightFormatRow weight_formats[] = {
-    {WeightFormat::none, "none", 1, 0, 0}, {WeightFormat::nf4, "nf4", 64, 32, 4}, {WeightFormat::q8_0, "q8_0", 32, 32, 2}};
+    {WeightFormat::none, "none", true, 1, 0, 0},     {WeightFormat::nf4, "nf4", true, 64, 32, 4},
+    {WeightFormat::q4_k, "q4_k", true, 256, 144, 0}, {WeightFormat::q5_k, "q5_k", true, 256, 176, 0},
+    {WeightFormat::q6_k, "q6_k", true, 256, 210, 0}, {WeightFormat::q8_0, "q8_0", true, 32, 34, 0},
+    {WeightFormat::q4_0, "q4_0", false, 32, 18, 0},  {WeightFormat::q4_1, "q4_1", false, 32, 20, 0},
+    {WeightFormat::q5_0, "q5_0", false, 32, 22, 0},  {WeightFormat::q5_1, "q5_1", false, 32, 24, 0}};
 static_assert(is_table_of<WeightFormat>(weight_formats));
-inline const WeightFormatRow& weight_format_row(WeightFormat format) { return row_of(weight_formats, format); }
+constexpr const WeightFormatRow& weight_format_row(WeightFormat format) { return row_of(weight_formats, format); }
+template <WeightFormat format>
+struct WeightBlock {
+    static constexpr size_t numbers = weight_format_row(format).block, bytes = weight_format_row(format).code_bytes;
+};
 inline WeightFormat weight_format(const std::string& word) {
     for (const WeightFormatRow& row : weight_formats)
         if (word == row.word) return row.value;
     fail("there is no format of weights '%s'", word.c_str());
 }
+// The formats of --quantize-base.
 inline std::vector<std::string> weight_format_words() {
     std::vector<std::string> words;
-    for (const WeightFormatRow& row : weight_formats) words.emplace_back(row.word);
+    for (const WeightFormatRow& row : weight_formats)
+        if (row.encodes) words.emplace_back(row.word);
     return words;
+}
+// visit(std::integral_constant<WeightFormat, format>()), if the format has GGUF's blocks.
+template <class Visit>
+void visit_gguf_format(WeightFormat format, Visit visit) {
+    using F = WeightFormat;
+    switch (format) {
+        case F::none:
+        case F::nf4: return;
+        case F::q4_k: return visit(std::integral_constant<F, F::q4_k>());
+        case F::q5_k: return visit(std::integral_constant<F, F::q5_k>());
+        case F::q6_k: return visit(std::integral_constant<F, F::q6_k>());
+        case F::q8_0: return visit(std::integral_constant<F, F::q8_0>());
+        case F::q4_0: return visit(std::integral_constant<F, F::q4_0>());
+        case F::q4_1: return visit(std::integral_constant<F, F::q4_1>());
+        case F::q5_0: return visit(std::integral_constant<F, F::q5_0>());
+        case F::q5_1: return visit(std::integral_constant<F, F::q5_1>());
+    }
 }
 
 // n numbers: the codes of all blocks, then their scales.
@@ -75,10 +104,48 @@ HD constexpr float nf4_level(int code) {
                                 1.0f};
     return levels[code];
 }
-// A finite fp16 number: its exponent is 112 less than with the same bits in fp32, also if it is denormal.
-HD inline float scale_of_half(uint16_t half) {
-    const uint32_t magnitude = (uint32_t)(half & 0x7fffu) << 13;
-    float x;
-    memcpy(&x, &magnitude, 4);
-    return x * 5.192296858534828e33f;  // 2^112; scales are not negative
+HD inline float scale_at(const uint8_t* bytes) { return half_to_float((uint16_t)(bytes[0] | bytes[1] << 8)); }
+
+// Scale and minimum of group j of 8, 6 bits each. The upper 2 bits of the last four groups are in the bytes of the first.
+HD inline int scale_of_group(const uint8_t* s, int j) { return j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6 << 4); }
+HD inline int minimum_of_group(const uint8_t* s, int j) { return j < 4 ? s[j + 4] & 63 : (s[j + 4] >> 4) | (s[j] >> 6 << 4); }
+
+// x = numbers [first, first + 8) of a block, first a multiple of 8. d, m: fp16; q: an integer of the format's bits, 6 bits for
+// the scale and the minimum of a group. Except in q6_k, products are exact, so it does not matter if a compiler fuses them with
+// the sum.
+template <WeightFormat format>
+HD inline void decode_eight(float* x, const uint8_t* block, int first) {
+    using F = WeightFormat;
+    constexpr bool five = format == F::q5_0 || format == F::q5_1 || format == F::q5_k;
+    if constexpr (format == F::q8_0) {  // d q
+        const float d = scale_at(block);
+        for (int k = 0; k < 8; k++) x[k] = (float)(int8_t)block[2 + first + k] * d;
+    } else if constexpr (format == F::q6_k) {  // (d scale) (q - 32), a signed scale of 8 bits for 16 numbers; d is last
+        const int half = first / 128, part = first / 32 % 4, at = first % 32;
+        const uint8_t *low = block + 64 * half + 32 * (part % 2) + at, *high = block + 128 + 32 * half + at;
+        const float scale = scale_at(block + 208) * (float)(int8_t)block[192 + first / 16];
+        for (int k = 0; k < 8; k++) {
+            const int q = (low[k] >> part / 2 * 4 & 15) | (high[k] >> 2 * part & 3) << 4;
+            x[k] = scale * (float)(q - 32);
+        }
+    } else if constexpr (format == F::q4_k || format == F::q5_k) {
+        // (d scale) q - m minimum, for groups of 32; bit j of the fifth bits of a number is for group j
+        const int group = first / 32, at = first % 32;
+        const float scale = scale_at(block) * (float)scale_of_group(block + 4, group),
+                    minimum = scale_at(block + 2) * (float)minimum_of_group(block + 4, group);
+        const uint8_t *high = block + 16 + at, *low = block + (five ? 48 : 16) + group / 2 * 32 + at;
+        for (int k = 0; k < 8; k++) {
+            const int q = (low[k] >> group % 2 * 4 & 15) | (five ? (high[k] >> group & 1) << 4 : 0);
+            x[k] = scale * (float)q - minimum;
+        }
+    } else {  // d q + m, or d (q - half of the levels); the first 16 of 32 numbers are in the lower halves of 16 bytes
+        constexpr bool has_minimum = format == F::q4_1 || format == F::q5_1;
+        constexpr int fifth_bits = has_minimum ? 4 : 2, codes = fifth_bits + (five ? 4 : 0);
+        const float d = scale_at(block), m = has_minimum ? scale_at(block + 2) : 0;
+        for (int k = 0; k < 8; k++) {
+            const int q = (block[codes + first % 16 + k] >> first / 16 * 4 & 15) |
+                          (five ? (block[fifth_bits + first / 8] >> k & 1) << 4 : 0);
+            x[k] = has_minimum ? d * (float)q + m : d * (float)(q - (five ? 16 : 8));
+        }
+    }
 }

@@ -73,7 +73,7 @@ says "such a file after a command: the form" "belongs to no option; HINT: a file
 status "options of llama.cpp without a command" 2 "$program" -p hello
 says "options of llama.cpp without a command: the command" "train_gpt generate --model DIR --prompt"
 status "options of other trainers" 2 "$program" train --do_train --load_in_4bit --job.config_file x.toml --parallelism.tensor_parallel_degree 2
-for part in "validations are --eval-interval" "nf4 or q8_0" "is --config FILE.toml" "tensor parallelism is --tensor"; do says "options of other trainers: $part" "$part"; done
+for part in "validations are --eval-interval" "nf4, q4_k or q8_0" "is --config FILE.toml" "tensor parallelism is --tensor"; do says "options of other trainers: $part" "$part"; done
 status "a text of llama.cpp" 2 "$program" eval --model x -f text.txt
 says "a text of llama.cpp: the option" "the text file to measure on is --text"
 status "a checkpoint by a link's name" 1 "$program" train --preset llama-tiny --vocab-size 300 --train-iters 1 --data-path data --resume latest

@@ -171,12 +171,17 @@ for options in "" current; do
 done
 
 # ---- a quantized base (QLoRA) ----
-for format in nf4 q8_0; do
-    coded=(train --model fp8 --lora-rank 4 --train-iters 12 --lr 1e-2 --seq-length 32 --quantize-base "$format")
+# shellcheck disable=SC2086
+expect "a model of multiples of 256" train ${family[llama]} --num-layers 2 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 4 --tokenizer tok --train-iters 4 --lr 1e-3 --seq-length 32 --out wide
+expect "adapters on it in bf16" train --model wide --lora-rank 4 --train-iters 12 --lr 1e-2 --seq-length 32 --out wide-none
+for format in nf4 q8_0 q4_k q6_k; do
+    model=fp8
+    [[ $format == q?_k ]] && model=wide
+    coded=(train --model "$model" --lora-rank 4 --train-iters 12 --lr 1e-2 --seq-length 32 --quantize-base "$format")
     expect "$format" "${coded[@]}" --save-every 4 --keep 0 --out "$format"
     says "$format: the plan has its memory" "parameters (frozen, $format)"
-    expect "$format: bf16's losses, nearly" near_losses fp8-none "$format" 12 0.1
-    expect "$format: other weights" refused near_losses fp8-none "$format" 12 0.00001
+    expect "$format: bf16's losses, nearly" near_losses $model-none "$format" 12 0.1
+    expect "$format: other weights" refused near_losses $model-none "$format" 12 0.00001
     expect "$format: resumed in the middle" train --resume "$format/step_00000004" --train-iters 12 --lr 1e-2 --seq-length 32 --out "$format-resumed"
     expect "$format: to the same bits" same "$format" "$format-resumed"
     expect "$format: recomputed" "${coded[@]}" --recompute full --out "$format-full"
@@ -188,17 +193,17 @@ for format in nf4 q8_0; do
 import json; p = '$format-plain/base.json'; j = json.load(open(p)); assert j.pop('quantized') == '$format'; json.dump(j, open(p, 'w'))"
     expect "$format: eval has the base that was trained on" test "$(loss_of --adapter "$format-plain")" != "$adapted"
     expect "$format: unless told otherwise" test "$(loss_of --adapter "$format" --quantize-base none)" == "$(loss_of --adapter "$format-plain")"
-    quantized=$(loss_of --model fp8 --quantize-base "$format") plain=$(loss_of --model fp8)
+    quantized=$(loss_of --model $model --quantize-base "$format") plain=$(loss_of --model $model)
     expect "$format: of the model itself, a loss near its own ($quantized, $plain)" near "$quantized" "$plain" 0.05
     expect "$format: and another one" test "$quantized" != "$plain"
-    expect "$format: which writes text" "$program" generate --model fp8 --quantize-base "$format" --prompt "in the year" --max-new-tokens 5
+    expect "$format: which writes text" "$program" generate --model $model --quantize-base "$format" --prompt "in the year" --max-new-tokens 5
     expect "$format: merge" "$program" export --merge --adapter "$format" --out "$format-merged"
     says "$format: says into what" "weights after $format"
     merged=$(loss_of --model "$format-merged")
     expect "$format: merged computes the same ($merged, $adapted)" near "$merged" "$adapted" 0.005
     expect "$format: writes text" "$program" generate --adapter "$format" --prompt "in the year" --max-new-tokens 5
     layouts=("--pp 2")
-    [[ $format == nf4 ]] || layouts+=("--tp 2" "--tp 2 --no-sequence-parallel")
+    [[ $format != q8_0 ]] || layouts+=("--tp 2" "--tp 2 --no-sequence-parallel")
     for layout in "${layouts[@]}"; do
         # shellcheck disable=SC2086
         MPI="${MPIRUN:-mpirun} -n 2" expect "$format: two ranks $layout" "${coded[@]}" $layout --out two

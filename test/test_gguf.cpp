@@ -103,6 +103,48 @@ TEST(Gguf, QuantizesToQ8_0AsGgufDoes) {
     EXPECT_TRUE(quantize(GgufType::F32, &largest, 1, out));
 }
 
+// The relative errors of llama.cpp's encoders (quantize_row_q4_K_ref, ...) for these numbers: ours are smaller
+// (dev/ref/k_quants_errors.py).
+TEST(Gguf, QuantizesBetterThanLlamaCpp) {
+    const std::string random = pseudo_random_bytes(512 * 256 * 4, 11);
+    std::vector<float> x(512 * 256), decoded(x.size());
+    for (size_t i = 0; i < x.size(); i++) {  // the sum of four is nearly normal; the size differs between groups of 32
+        int sum = 0;
+        for (size_t k = 0; k < 4; k++) sum += (uint8_t)random[4 * i + k];
+        x[i] = (float)(2 * sum - 1020) * (float)std::ldexp(1.0, -10 - (int)(i / 32 * 7 % 5));
+    }
+    struct Golden {
+        GgufType type;
+        double llama_cpp;
+    };
+    for (const auto& [type, theirs] :
+         {Golden{GgufType::Q4_K, 0.0691904}, {GgufType::Q5_K, 0.0349130}, {GgufType::Q6_K, 0.0172104}}) {
+        const GgufTypeRow& row = gguf_type(type);
+        std::vector<char> blocks(x.size() / row.elements * row.bytes);
+        ASSERT_TRUE(quantize(type, x.data(), x.size(), blocks.data()));
+        dequantize(type, blocks.data(), x.size() / row.elements, decoded.data());
+        double squares = 0, errors = 0;
+        for (size_t i = 0; i < x.size(); i++) {
+            squares += (double)x[i] * x[i];
+            errors += ((double)decoded[i] - x[i]) * ((double)decoded[i] - x[i]);
+        }
+        const double ours = std::sqrt(errors / squares);
+        EXPECT_LT(ours, theirs) << row.name;
+        EXPECT_GT(ours, 0.9 * theirs) << row.name;
+        std::vector<float> wrong(x.begin(), x.begin() + 256);
+        for (const float number : {INFINITY, NAN, 1e30f}) {
+            wrong[200] = number;
+            EXPECT_FALSE(quantize(type, wrong.data(), 256, blocks.data())) << row.name << " " << number;
+        }
+        for (const float same : {0.0f, 1.0f, -1.0f}) {
+            std::fill(wrong.begin(), wrong.end(), same);
+            ASSERT_TRUE(quantize(type, wrong.data(), 256, blocks.data()));
+            dequantize(type, blocks.data(), 1, decoded.data());
+            for (size_t i = 0; i < 256; i++) EXPECT_NEAR(decoded[i], same, 1e-3f) << row.name;
+        }
+    }
+}
+
 // ---- files -----------------------------------------------------------------------------------------------------------------
 std::string small_file() {
     GgufHeader header;

@@ -32,16 +32,6 @@ inline size_t dtype_bytes(const std::string& dtype) {
     return found == sizes.end() ? 0 : found->second;
 }
 
-// IEEE half to float: widen the exponent; subnormals are multiples of 2^-24.
-inline float half_to_float(uint16_t h) {
-    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 0x3ffu;
-    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)mantissa * 0x1p-24f;
-    const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
 // Float to IEEE half, to the nearest, ties to even; numbers above the range become infinite.
 inline uint16_t float_to_half(float x) {
     uint32_t bits;

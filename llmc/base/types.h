@@ -41,6 +41,17 @@ private:
 };
 static_assert(sizeof(bf16) == 2, "bf16 is stored, copied and written to files as two bytes");
 
+// IEEE half to float: widen the exponent. Denormals are computed as multiples of 2^-24, since denormal floats may be flushed to
+// zero.
+HD inline float half_to_float(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 0x3ffu;
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)mantissa * 0x1p-24f;
+    const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
 #if defined(PRECISION_FP64)
 using floatX = double;
 using real = double;

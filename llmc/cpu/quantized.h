@@ -61,12 +61,6 @@ inline void dequantize_nf4(floatX* out, const uint8_t* codes, const uint8_t* sca
 #endif
     choose_levels(out, codes, (const floatX*)levels);
 }
-inline void dequantize_q8_0(floatX* out, const uint8_t* codes, const uint8_t* scale) {
-    uint16_t half;
-    memcpy(&half, scale, sizeof half);
-    const float d = scale_of_half(half);
-    for (int j = 0; j < 32; j++) out[j] = (floatX)((float)(int8_t)codes[j] * d);
-}
 
 // Decodes `count` numbers from number `first` on, in whole blocks; n: the numbers of the whole matrix.
 inline void dequantize_part(floatX* out, const QuantizedWeights& w, size_t n, size_t first, size_t count) {
@@ -75,8 +69,15 @@ inline void dequantize_part(floatX* out, const QuantizedWeights& w, size_t n, si
     const uint8_t *codes = w.codes + begin * row.code_bytes, *scales = w.scales(n) + begin * row.scale_bytes;
     if (w.format == WeightFormat::nf4)
         for (size_t i = 0; i < blocks; i++) dequantize_nf4(out + i * 64, codes + i * 32, scales + i * 4);
-    else
-        for (size_t i = 0; i < blocks; i++) dequantize_q8_0(out + i * 32, codes + i * 32, scales + i * 2);
+    visit_gguf_format(w.format, [&](auto format) {
+        constexpr size_t block = WeightBlock<format()>::numbers, bytes = WeightBlock<format()>::bytes;
+        for (size_t i = 0; i < blocks; i++)
+            for (size_t k = 0; k < block; k += 8) {
+                float x[8];
+                decode_eight<format()>(x, codes + i * bytes, (int)k);
+                for (size_t j = 0; j < 8; j++) out[i * block + k + j] = (floatX)x[j];
+            }
+    });
 }
 
 }  // namespace detail

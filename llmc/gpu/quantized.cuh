@@ -8,24 +8,23 @@
 namespace gpu {
 namespace detail {
 
-template <bool nf4>
+template <WeightFormat format>
 __global__ void __launch_bounds__(256) dequantize_kernel(floatX* out, const uint8_t* codes, const uint8_t* scales, size_t n) {
+    constexpr bool nf4 = format == WeightFormat::nf4;
+    constexpr size_t block = WeightBlock<format>::numbers, bytes = WeightBlock<format>::bytes;
     __shared__ float levels[16];
     if (nf4 && threadIdx.x < 16) levels[threadIdx.x] = nf4_level((int)threadIdx.x);
     __syncthreads();
     const size_t i = ((size_t)blockIdx.x * 256 + threadIdx.x) * 8;
     if (i >= n) return;
     float x[8];
-    if (nf4) {
+    if constexpr (nf4) {
         const float scale = reinterpret_cast<const float*>(scales)[i / 64];
         const uint32_t eight = reinterpret_cast<const uint32_t*>(codes)[i / 8];
 #pragma unroll
         for (int k = 0; k < 8; k++) x[k] = levels[eight >> (8 * (k / 2) + 4 * (1 - k % 2)) & 15] * scale;
     } else {
-        const float scale = scale_of_half(reinterpret_cast<const uint16_t*>(scales)[i / 32]);
-        const uint2 eight = reinterpret_cast<const uint2*>(codes)[i / 8];
-#pragma unroll
-        for (int k = 0; k < 8; k++) x[k] = (float)(int8_t)((k < 4 ? eight.x : eight.y) >> 8 * (k % 4)) * scale;
+        decode_eight<format>(x, codes + i / block * bytes, (int)(i % block));
     }
 #pragma unroll
     for (int first = 0; first < 8; first += Pack<floatX>::size) {
@@ -39,7 +38,8 @@ __global__ void __launch_bounds__(256) dequantize_kernel(floatX* out, const uint
 }  // namespace detail
 
 inline void dequantize_weights(Ctx& ctx, floatX* out, const QuantizedWeights& w, size_t n) {
-    const auto kernel = w.format == WeightFormat::nf4 ? detail::dequantize_kernel<true> : detail::dequantize_kernel<false>;
+    auto kernel = detail::dequantize_kernel<WeightFormat::nf4>;
+    visit_gguf_format(w.format, [&](auto format) { kernel = detail::dequantize_kernel<format()>; });
     LAUNCH(kernel, (unsigned)ceil_div(n, (size_t)8 * 256), 256, 0, ctx, out, w.codes, w.scales(n), n);
 }
 

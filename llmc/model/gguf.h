@@ -3,8 +3,8 @@
 //   metadata   key, type, value, each; strings and lists are prefixed with their length
 //   tensors    name, sizes (the fastest dimension first), type, offset of its bytes
 //   data       the tensors' bytes, in the same order, each aligned to general.alignment (32)
-// A tensor stores plain numbers or blocks: 32 or 256 neighbors of a row share a scale. See dequantize() for the formulas; its
-// results equal those from llama.cpp's package gguf bit by bit, and so does quantization to Q8_0.
+// A tensor stores plain numbers or blocks: 32 or 256 neighbors of a row share a scale. See quantized.h for the formulas; the
+// results of decoding equal those from llama.cpp's package gguf bit by bit, and so does quantization to Q8_0.
 //   GgufReader   maps a file and does not trust it: counts, lengths, types and offsets are checked before use; errors name the
 //                place in the file
 //   GgufHeader   everything before the data of a file to be written
@@ -26,6 +26,8 @@
 #include "../base/file.h"
 #include "../base/safetensors.h"
 #include "../base/types.h"
+#include "../quantized.h"
+#include "k_quants.h"
 
 // ---- types of tensors ------------------------------------------------------------------------------------------------------
 enum class GgufType : uint32_t {
@@ -47,16 +49,40 @@ struct GgufTypeRow {
     uint32_t id;
     size_t elements, bytes;  // of a block; 0: reading is not supported
     int file_type;           // general.file_type of a file whose matrices have this type; -1: writing is not supported
+    WeightFormat format = WeightFormat::none;  // of quantized weights with these blocks
 };
-inline constexpr GgufTypeRow gguf_type_rows[] = {
-    {"F32", 0, 1, 4, 0},        {"F16", 1, 1, 2, 1},        {"BF16", 30, 1, 2, 32},     {"Q8_0", 8, 32, 34, 7},
-    {"Q4_0", 2, 32, 18, -1},    {"Q4_1", 3, 32, 20, -1},    {"Q5_0", 6, 32, 22, -1},    {"Q5_1", 7, 32, 24, -1},
-    {"Q4_K", 12, 256, 144, -1}, {"Q5_K", 13, 256, 176, -1}, {"Q6_K", 14, 256, 210, -1}, {"Q8_1", 9, 0, 0, -1},
-    {"Q2_K", 10, 0, 0, -1},     {"Q3_K", 11, 0, 0, -1},     {"Q8_K", 15, 0, 0, -1},     {"IQ2_XXS", 16, 0, 0, -1},
-    {"IQ2_XS", 17, 0, 0, -1},   {"IQ3_XXS", 18, 0, 0, -1},  {"IQ1_S", 19, 0, 0, -1},    {"IQ4_NL", 20, 0, 0, -1},
-    {"IQ3_S", 21, 0, 0, -1},    {"IQ2_S", 22, 0, 0, -1},    {"IQ4_XS", 23, 0, 0, -1},   {"I8", 24, 0, 0, -1},
-    {"I16", 25, 0, 0, -1},      {"I32", 26, 0, 0, -1},      {"I64", 27, 0, 0, -1},      {"F64", 28, 0, 0, -1},
-    {"IQ1_M", 29, 0, 0, -1},    {"TQ1_0", 34, 0, 0, -1},    {"TQ2_0", 35, 0, 0, -1},    {"MXFP4", 39, 0, 0, -1}};
+inline constexpr GgufTypeRow gguf_type_rows[] = {{"F32", 0, 1, 4, 0},
+                                                 {"F16", 1, 1, 2, 1},
+                                                 {"BF16", 30, 1, 2, 32},
+                                                 {"Q8_0", 8, 32, 34, 7, WeightFormat::q8_0},
+                                                 {"Q4_0", 2, 32, 18, -1, WeightFormat::q4_0},
+                                                 {"Q4_1", 3, 32, 20, -1, WeightFormat::q4_1},
+                                                 {"Q5_0", 6, 32, 22, -1, WeightFormat::q5_0},
+                                                 {"Q5_1", 7, 32, 24, -1, WeightFormat::q5_1},
+                                                 {"Q4_K", 12, 256, 144, 15, WeightFormat::q4_k},
+                                                 {"Q5_K", 13, 256, 176, 17, WeightFormat::q5_k},
+                                                 {"Q6_K", 14, 256, 210, 18, WeightFormat::q6_k},
+                                                 {"Q8_1", 9, 0, 0, -1},
+                                                 {"Q2_K", 10, 0, 0, -1},
+                                                 {"Q3_K", 11, 0, 0, -1},
+                                                 {"Q8_K", 15, 0, 0, -1},
+                                                 {"IQ2_XXS", 16, 0, 0, -1},
+                                                 {"IQ2_XS", 17, 0, 0, -1},
+                                                 {"IQ3_XXS", 18, 0, 0, -1},
+                                                 {"IQ1_S", 19, 0, 0, -1},
+                                                 {"IQ4_NL", 20, 0, 0, -1},
+                                                 {"IQ3_S", 21, 0, 0, -1},
+                                                 {"IQ2_S", 22, 0, 0, -1},
+                                                 {"IQ4_XS", 23, 0, 0, -1},
+                                                 {"I8", 24, 0, 0, -1},
+                                                 {"I16", 25, 0, 0, -1},
+                                                 {"I32", 26, 0, 0, -1},
+                                                 {"I64", 27, 0, 0, -1},
+                                                 {"F64", 28, 0, 0, -1},
+                                                 {"IQ1_M", 29, 0, 0, -1},
+                                                 {"TQ1_0", 34, 0, 0, -1},
+                                                 {"TQ2_0", 35, 0, 0, -1},
+                                                 {"MXFP4", 39, 0, 0, -1}};
 constexpr const auto& gguf_types() { return gguf_type_rows; }
 // Null for an unknown type.
 constexpr const GgufTypeRow* find_gguf_type(uint32_t id) {
@@ -70,6 +96,19 @@ constexpr bool gguf_types_have_rows(std::index_sequence<id...>) {
     return ((!detail::has_name<(GgufType)id>() || find_gguf_type(id)) && ...);
 }
 static_assert(gguf_types_have_rows(std::make_index_sequence<64>()), "every value of GgufType has a row");
+constexpr bool blocks_agree() {
+    for (const GgufTypeRow& row : gguf_type_rows)
+        if (const WeightFormatRow& format = weight_format_row(row.format); row.format != WeightFormat::none)
+            if (row.elements != format.block || row.bytes != format.code_bytes) return false;
+    return true;
+}
+static_assert(blocks_agree());
+// The type with a format's blocks.
+inline GgufType gguf_type_of(WeightFormat format) {
+    for (const GgufTypeRow& row : gguf_type_rows)
+        if (row.format == format && format != WeightFormat::none) return (GgufType)row.id;
+    fail("GGUF has no type %s", weight_format_row(format).word);
+}
 
 // ---- blocks ----------------------------------------------------------------------------------------------------------------
 namespace detail {
@@ -80,65 +119,17 @@ inline float half_at(const uint8_t* bytes) {
     return half_to_float(half);
 }
 
-// Element j of a block of 32 in four bits: the first 16 are in the lower halves of 16 bytes, the others in the upper halves.
-inline int four_bits(const uint8_t* bytes, int j) { return j < 16 ? bytes[j] & 15 : bytes[j - 16] >> 4; }
-
-// Scale and minimum of group j of 8, 6 bits each. The upper 2 bits of the last four groups are in the bytes of the first.
-inline std::pair<int, int> scale_and_minimum(const uint8_t* s, int j) {
-    if (j < 4) return {s[j] & 63, s[j + 4] & 63};
-    return {(s[j + 4] & 15) | (s[j - 4] >> 6 << 4), (s[j + 4] >> 4) | (s[j] >> 6 << 4)};
-}
-
-// d, dm: fp16; q: an integer of the type's width; s, m: 6-bit integers. Products of d and an integer are exact, so it does not
-// matter whether a compiler fuses them with the sum.
 inline void dequantize_block(GgufType type, const uint8_t* b, float* out) {
-    const float d = half_at(b);  // for most types
-    switch (type) {
-        case GgufType::F32: memcpy(out, b, 4); return;
-        case GgufType::F16: *out = d; return;
-        case GgufType::BF16: {
-            const uint32_t bits = (uint32_t)(b[0] | b[1] << 8) << 16;
-            memcpy(out, &bits, 4);
-            return;
-        }
-        case GgufType::Q8_0:  // d q
-            for (int j = 0; j < 32; j++) out[j] = (float)(int8_t)b[2 + j] * d;
-            return;
-        case GgufType::Q4_0:  // d (q - 8)
-            for (int j = 0; j < 32; j++) out[j] = d * (float)(four_bits(b + 2, j) - 8);
-            return;
-        case GgufType::Q4_1:  // d q + dm
-            for (int j = 0; j < 32; j++) out[j] = d * (float)four_bits(b + 4, j) + half_at(b + 2);
-            return;
-        case GgufType::Q5_0:  // d (q - 16); the fifth bits are stored together
-            for (int j = 0; j < 32; j++) out[j] = d * (float)((four_bits(b + 6, j) | (b[2 + j / 8] >> j % 8 & 1) << 4) - 16);
-            return;
-        case GgufType::Q5_1:
-            for (int j = 0; j < 32; j++)
-                out[j] = d * (float)(four_bits(b + 8, j) | (b[4 + j / 8] >> j % 8 & 1) << 4) + half_at(b + 2);
-            return;
-        case GgufType::Q4_K:
-        case GgufType::Q5_K:  // (d s) q - dm m; bit j of high[k] is the fifth bit of element k of group j
-            for (int j = 0; j < 8; j++) {
-                const auto [scale, minimum] = scale_and_minimum(b + 4, j);
-                const float ds = d * (float)scale, dm = half_at(b + 2) * (float)minimum;
-                const bool five = type == GgufType::Q5_K;
-                const uint8_t *high = b + 16, *low = b + (five ? 48 : 16) + j / 2 * 32;
-                for (int k = 0; k < 32; k++) {
-                    const int q = (low[k] >> j % 2 * 4 & 15) | (five ? (high[k] >> j & 1) << 4 : 0);
-                    out[32 * j + k] = ds * (float)q - dm;
-                }
-            }
-            return;
-        case GgufType::Q6_K:  // (d s) (q - 32), a signed scale of 8 bits for 16 elements; d is last
-            for (int i = 0; i < 256; i++) {
-                const int half = i / 128, part = i / 32 % 4, k = i % 32;
-                const int low = b[64 * half + 32 * (part % 2) + k] >> part / 2 * 4 & 15;
-                const int high = b[128 + 32 * half + k] >> 2 * part & 3;
-                out[i] = half_at(b + 208) * (float)(int8_t)b[192 + i / 16] * (float)((low | high << 4) - 32);
-            }
-            return;
+    if (type == GgufType::F32) memcpy(out, b, 4);
+    if (type == GgufType::F16) *out = half_at(b);
+    if (type == GgufType::BF16) {
+        const uint32_t bits = (uint32_t)(b[0] | b[1] << 8) << 16;
+        memcpy(out, &bits, 4);
     }
+    const WeightFormat format = gguf_type(type).format;
+    visit_gguf_format(format, [&](auto f) {
+        for (size_t first = 0; first < weight_format_row(f()).block; first += 8) decode_eight<f()>(out + first, b, (int)first);
+    });
 }
 
 }  // namespace detail
@@ -151,38 +142,54 @@ inline void dequantize(GgufType type, const char* blocks, size_t n_blocks, float
         detail::dequantize_block(type, (const uint8_t*)blocks + i * row.bytes, out + i * row.elements);
 }
 
-// Encodes n numbers as a type that can be written: F32, F16, BF16, or Q8_0, whose blocks are d = max|x| / 127 in fp16, then
-// round(x / d). Returns false if a number is not finite, or too large for the type.
-inline bool quantize(GgufType type, const float* x, size_t n, char* out) {
+namespace detail {
+
+// A block of Q8_0: d = max|x| / 127 in fp16, then round(x / d).
+inline bool quantize_q8_0(const float* x, uint8_t* out) {
     bool fits = true;
-    if (type != GgufType::Q8_0) {
-        const size_t bytes = gguf_type(type).bytes;
-        for (size_t i = 0; i < n; i++) {
-            fits &= std::isfinite(x[i]);
-            const bf16 rounded(x[i]);
-            const uint16_t half = float_to_half(x[i]);
-            if (type == GgufType::F16) fits &= (half & 0x7c00) != 0x7c00;
-            if (type == GgufType::BF16) fits &= std::isfinite((float)rounded);
-            memcpy(out + i * bytes,
-                   type == GgufType::F32   ? (const void*)(x + i)
-                   : type == GgufType::F16 ? &half
-                                           : (const void*)&rounded,
-                   bytes);
-        }
-        return fits;
+    float most = 0;
+    for (int j = 0; j < 32; j++) {
+        fits &= std::isfinite(x[j]);
+        most = std::max(most, std::fabs(x[j]));
     }
-    for (size_t block = 0; block < n / 32; block++, x += 32, out += 34) {
-        float most = 0;
-        for (int j = 0; j < 32; j++) {
-            fits &= std::isfinite(x[j]);
-            most = std::max(most, std::fabs(x[j]));
+    const float d = most / 127, inverse = d == 0 ? 0 : 1 / d;
+    const uint16_t half = float_to_half(d);
+    fits &= (half & 0x7c00) != 0x7c00;
+    memcpy(out, &half, 2);
+    for (int j = 0; j < 32 && fits; j++) out[2 + j] = (uint8_t)(int8_t)std::round(x[j] * inverse);
+    return fits;
+}
+
+inline bool quantize_block(GgufType type, const float* x, uint8_t* out) {
+    switch (type) {
+        case GgufType::Q8_0: return quantize_q8_0(x, out);
+        case GgufType::Q4_K: return quantize_q4_k(x, out);
+        case GgufType::Q5_K: return quantize_q5_k(x, out);
+        case GgufType::Q6_K: return quantize_q6_k(x, out);
+        case GgufType::F32: memcpy(out, x, 4); return std::isfinite(*x);
+        case GgufType::F16: {
+            const uint16_t half = float_to_half(*x);
+            memcpy(out, &half, 2);
+            return (half & 0x7c00) != 0x7c00;
         }
-        const float d = most / 127, inverse = d == 0 ? 0 : 1 / d;
-        const uint16_t half = float_to_half(d);
-        fits &= (half & 0x7c00) != 0x7c00;
-        memcpy(out, &half, 2);
-        for (int j = 0; j < 32 && fits; j++) out[2 + j] = (char)(int8_t)std::round(x[j] * inverse);
+        case GgufType::BF16: {
+            const bf16 rounded(*x);
+            memcpy(out, &rounded, 2);
+            return std::isfinite((float)rounded);
+        }
+        default: fail("writing GGUF's type %s is not supported", gguf_type(type).name);
     }
+}
+
+}  // namespace detail
+
+// Encodes n numbers as a type that can be written. Returns false if a number is not finite, or too large for the type.
+inline bool quantize(GgufType type, const float* x, size_t n, char* out) {
+    const GgufTypeRow& row = gguf_type(type);
+    bool fits = true;
+#pragma omp parallel for schedule(static) reduction(&& : fits) if (n > 1 << 15)
+    for (size_t i = 0; i < n / row.elements; i++)
+        fits = detail::quantize_block(type, x + i * row.elements, (uint8_t*)out + i * row.bytes) && fits;
     return fits;
 }
 

@@ -2,7 +2,6 @@
 // matrix gets the same codes as one that has all of it.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -38,26 +37,17 @@ inline void quantize_nf4(const float* x, uint8_t* codes, float* scale) {
 inline bool quantize_weights(WeightFormat kind, const float* x, size_t n, uint8_t* to) {
     const WeightFormatRow& row = weight_format_row(kind);
     CHECK(kind != WeightFormat::none && n % row.block == 0, "%zu numbers in blocks of %zu", n, row.block);
+    if (kind != WeightFormat::nf4) return quantize(gguf_type_of(kind), x, n, (char*)to);
     uint8_t* const scales = to + QuantizedWeights::code_bytes(kind, n);
-    std::atomic<bool> fits = true;
     cpu::parallel_ranges(
         n / row.block,
         [&](size_t first, size_t last) {
             for (size_t i = first; i < last; i++) {
-                const float* const from = x + i * row.block;
-                uint8_t* const codes = to + i * row.code_bytes;
-                if (kind == WeightFormat::nf4) {
-                    float scale;
-                    detail::quantize_nf4(from, codes, &scale);
-                    memcpy(scales + i * row.scale_bytes, &scale, row.scale_bytes);
-                } else {
-                    char block[34];  // the scale, then the codes
-                    if (!quantize(GgufType::Q8_0, from, row.block, block)) fits = false;
-                    memcpy(scales + i * row.scale_bytes, block, row.scale_bytes);
-                    memcpy(codes, block + row.scale_bytes, row.code_bytes);
-                }
+                float scale;
+                detail::quantize_nf4(x + i * row.block, to + i * row.code_bytes, &scale);
+                memcpy(scales + i * row.scale_bytes, &scale, row.scale_bytes);
             }
         },
         256);
-    return fits;
+    return true;
 }

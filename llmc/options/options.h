@@ -94,9 +94,9 @@ inline Allowed one_of(Strings choices) {
       "without --model: on the model that they name")
 
 #define FORMAT_OPTIONS(X)                                                                                                \
-    X(std::string, quantize_base, "", "auto", one_of({"auto", "none", "nf4", "q8_0"}), "Model",                          \
-      "keep the matrices of the model's blocks in 4 bits (nf4) or 8 (q8_0) per weight; auto: as --adapter was trained, " \
-      "else none")
+    X(std::string, quantize_base, "", "auto", one_of({"auto", "none", "nf4", "q4_k", "q5_k", "q6_k", "q8_0"}), "Model",  \
+      "keep the matrices of the model's blocks in 4 bits per weight (nf4, q4_k), 5 (q5_k), 6 (q6_k) or 8 (q8_0); auto: " \
+      "as --adapter was trained, else none")
 
 // A mixture of experts in place of layers' MLPs.
 #define MIXTURE_OPTIONS(X)                                                                                                     \
@@ -238,7 +238,7 @@ inline Allowed one_of(Strings choices) {
       "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: all, "  \
       "in a mixture of experts attention's")                                                                                   \
     X(std::string, quantize_base, "", "none", one_of(weight_format_words()), "Adapters",                                       \
-      "keep the matrices of the frozen model's blocks in 4 bits (nf4; QLoRA) or 8 (q8_0) per weight")                          \
+      "keep the matrices of the frozen model's blocks in 4 bits per weight (nf4, q4_k), 5 (q5_k), 6 (q6_k) or 8 (q8_0)")       \
     X(int, prompt_tokens, "", 0, between(1, 65536), "Adapters",                                                                \
       "train this many virtual tokens before every sequence (prompt tuning); --model's weights are frozen")                    \
     X(std::string, prompt_encoder, "", "", one_of({"none", "mlp", "lstm"}), "Adapters",                                        \

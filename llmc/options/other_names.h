@@ -211,7 +211,7 @@ inline const OtherName other_names[] = {
     {"generate serve eval", "n-gpu-layers gpu-layers device gpu-memory-utilization tensor-split cuda -ngl ngl",
      "the build decides: one for GPUs has the whole model on them; there is nothing to choose"},
     {"train generate serve eval", "quantize quantization qlora load-in-8bit load-in-4bit bnb-4bit-quant-type",
-     "weights in 4 or 8 bits are --quantize-base nf4 or q8_0; train takes them with adapters only"},
+     "weights in 4 to 8 bits are --quantize-base nf4, q4_k or q8_0; train takes them with adapters only"},
     {"generate serve eval", "kv-cache-dtype cache-type-k cache-type-v", "the key/value cache is in the precision of the build"},
     {"generate serve", "trust-remote-code enforce-eager no-mmap mlock flash-attn-type",
      "it has no counterpart: the program runs no code of a model, and attention is always flash attention"},

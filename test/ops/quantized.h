@@ -1,13 +1,15 @@
-// Part of op_tests.h: quantized weights. Every bit is compared: NF4 with bitsandbytes (dev/ref/nf4_golden.py), Q8_0 with the
-// decoder of GGUF files.
+// Part of op_tests.h: quantized weights. Every bit is compared: NF4 with bitsandbytes (dev/ref/nf4_golden.py), the others
+// with the decoder of GGUF files.
 #pragma once
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "../../llmc/cpu/threads.h"
 #include "../../llmc/model/quantize.h"
 #include "inputs.h"
 
@@ -67,29 +69,56 @@ TEST(Quantized, Nf4HasTheBitsOfBitsandbytes) {
     }
 }
 
-TEST(Quantized, Q8_0HasTheBitsOfGgufFiles) {
-    for (const size_t n : {(size_t)32, (size_t)32 * 33, (size_t)32 * 700}) {
-        std::vector<float> x(n);
-        for (size_t i = 0; i < n; i++) x[i] = hashed((uint32_t)i) * (i / 32 % 3 ? 0.1f : i / 32 % 5 ? 1e-7f : 0);
-        std::vector<uint8_t> codes(QuantizedWeights::bytes(WeightFormat::q8_0, n));
-        ASSERT_TRUE(quantize_weights(WeightFormat::q8_0, x.data(), n, codes.data()));
-        std::vector<char> file(n / 32 * 34);
-        ASSERT_TRUE(quantize(GgufType::Q8_0, x.data(), n, file.data()));
-        std::vector<float> expected(n);
-        dequantize(GgufType::Q8_0, file.data(), n / 32, expected.data());
-        for (float& e : expected) e = (float)(floatX)e;
-        EXPECT_EQ(decoded_by_backend(WeightFormat::q8_0, codes, n), expected) << n;
+TEST(Quantized, OtherFormatsHaveTheBitsOfGgufFiles) {
+    for (const WeightFormatRow& row : weight_formats) {
+        if (row.value == WeightFormat::none || row.value == WeightFormat::nf4) continue;
+        const GgufType type = gguf_type_of(row.value);
+        for (const size_t blocks : {(size_t)1, (size_t)33, (size_t)700}) {
+            const size_t n = blocks * row.block;
+            std::vector<uint8_t> codes(QuantizedWeights::bytes(row.value, n));
+            if (row.encodes) {
+                std::vector<float> x(n);
+                for (size_t i = 0; i < n; i++) x[i] = hashed((uint32_t)i) * (i / 32 % 3 ? 0.1f : i / 32 % 5 ? 1e-7f : 0);
+                ASSERT_TRUE(quantize_weights(row.value, x.data(), n, codes.data()));
+            } else {
+                for (size_t i = 0; i < codes.size(); i++) codes[i] = (uint8_t)(256 * (hashed((uint32_t)i) + 0.5f));
+                for (size_t i = 0; i < blocks; i++)
+                    for (const size_t high : {1, 3}) codes[i * row.code_bytes + high] &= 0xbf;  // scales are finite
+            }
+            std::vector<float> expected(n);
+            dequantize(type, (const char*)codes.data(), blocks, expected.data());
+            for (float& e : expected) e = (float)(floatX)e;
+            EXPECT_EQ(decoded_by_backend(row.value, codes, n), expected) << row.word << ", " << n;
+        }
+        const std::vector<float> large(row.block, 1e9f);
+        std::vector<uint8_t> codes(QuantizedWeights::bytes(row.value, row.block));
+        if (row.encodes)
+            EXPECT_FALSE(quantize_weights(row.value, large.data(), row.block, codes.data())) << "the scale exceeds fp16";
     }
-    const std::vector<float> large(32, 1e9f);
-    std::vector<uint8_t> codes(QuantizedWeights::bytes(WeightFormat::q8_0, 32));
-    EXPECT_FALSE(quantize_weights(WeightFormat::q8_0, large.data(), 32, codes.data())) << "the scale exceeds fp16";
+}
+
+// Small weights have scales that are denormal in fp16, also where denormal floats are zero, as in the program.
+TEST(Quantized, KeepsSmallScales) {
+    std::thread([] {
+        cpu::flush_denormals();
+        for (const WeightFormatRow& row : weight_formats) {
+            if (row.value == WeightFormat::none || !row.encodes) continue;
+            std::vector<float> x(row.block);
+            for (size_t i = 0; i < x.size(); i++) x[i] = 2e-3f * hashed((uint32_t)i);
+            std::vector<uint8_t> codes(QuantizedWeights::bytes(row.value, x.size()));
+            ASSERT_TRUE(quantize_weights(row.value, x.data(), x.size(), codes.data()));
+            const std::vector<float> decoded = decoded_by_backend(row.value, codes, x.size());
+            for (size_t i = 0; i < x.size(); i++) EXPECT_NEAR(decoded[i], x[i], 2e-4f) << row.word;
+        }
+    }).join();
 }
 
 TEST(Quantized, ProductsHaveTheBitsOfDecodedWeights) {
-    const int IC = 128, OC = 96;
+    const int IC = 256, OC = 96;
     const size_t n = (size_t)IC * OC;
     backend::Ctx ctx;
-    for (const WeightFormat format : {WeightFormat::nf4, WeightFormat::q8_0}) {
+    for (const auto& [format, word, encodes, block, code_bytes, scale_bytes] : weight_formats) {
+        if (format == WeightFormat::none || !encodes) continue;
         std::vector<float> w(n);
         for (size_t i = 0; i < n; i++) w[i] = hashed((uint32_t)i);
         std::vector<uint8_t> codes(QuantizedWeights::bytes(format, n));
@@ -118,8 +147,8 @@ TEST(Quantized, ProductsHaveTheBitsOfDecodedWeights) {
 
 // A tensor-parallel rank's columns, in whole blocks, have the codes of the whole matrix.
 TEST(Quantized, PartsOfRowsHaveTheCodesOfTheWhole) {
-    const size_t rows = 3, columns = 256, part = 128;
-    for (const WeightFormat format : {WeightFormat::nf4, WeightFormat::q8_0}) {
+    const size_t rows = 3, columns = 512, part = 256;
+    for (const WeightFormat format : {WeightFormat::nf4, WeightFormat::q4_k, WeightFormat::q6_k, WeightFormat::q8_0}) {
         std::vector<float> whole(rows * columns), right;
         for (size_t i = 0; i < whole.size(); i++) whole[i] = hashed((uint32_t)i);
         for (size_t r = 0; r < rows; r++)
