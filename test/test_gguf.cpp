@@ -394,6 +394,46 @@ TEST(GgufModel, OfTransformersComesBack) {
     EXPECT_GE(models, 13);
 }
 
+// The mixtures of types have llama.cpp's choices, and rows without whole blocks of 256 have smaller ones.
+TEST(GgufModel, MixturesOfTypes) {
+    const auto types = [](ModelConfig c, const char* word) {
+        std::map<std::string, GgufType> types;
+        for (const GgufFileType& file : gguf_file_types)
+            for (const TensorSpec& spec : ParameterTable(c).rows)
+                for (const GgufPart& part : gguf_parts(c, gguf_architecture_of(c), spec))
+                    if (file.word == std::string(word)) types[part.name] = gguf_type_of(c, spec, part.name, file);
+        return types;
+    };
+    ModelConfig c = tiny("llama");
+    c.C = c.F = 256;
+    c.L = 16;
+    c.NH = 4;
+    c.NKV = 2;
+    c.tied = false;
+    auto all = types(c, "q4_k_m");
+    std::string finest;  // layers whose values and down projections are in Q6_K: llama.cpp's use_more_bits() for 16 layers
+    for (int layer = 0; layer < c.L; layer++) {
+        const std::string block = format("blk.%d.", layer);
+        EXPECT_EQ(all.at(block + "attn_v.weight"), all.at(block + "ffn_down.weight"));
+        if (all.at(block + "attn_v.weight") == GgufType::Q6_K) finest += format("%d ", layer);
+        for (const char* most : {"attn_q.weight", "attn_k.weight", "attn_output.weight", "ffn_gate.weight", "ffn_up.weight"})
+            EXPECT_EQ(all.at(block + most), GgufType::Q4_K) << most;
+        EXPECT_EQ(all.at(block + "attn_norm.weight"), GgufType::F32);
+    }
+    EXPECT_EQ(finest, "0 1 4 7 10 13 14 15 ");
+    EXPECT_EQ(all.at("token_embd.weight"), GgufType::Q4_K);
+    EXPECT_EQ(all.at("output.weight"), GgufType::Q6_K);
+    EXPECT_EQ(types(c, "q5_k_m").at("blk.2.attn_v.weight"), GgufType::Q5_K);
+    c.C = c.F = 192;
+    all = types(c, "q4_k_m");
+    EXPECT_EQ(all.at("blk.2.ffn_up.weight"), GgufType::Q8_0);
+    ModelConfig gpt2 = tiny("gpt2");
+    gpt2.C = gpt2.F = 256;
+    gpt2.NH = gpt2.NKV = 4;
+    EXPECT_EQ(types(gpt2, "q4_k_m").at("blk.0.attn_qkv.weight"), GgufType::Q5_K);
+    EXPECT_EQ(types(gpt2, "q4_k_m").at("token_embd.weight"), GgufType::Q6_K);
+}
+
 // In narrower types: the numbers' values, and which tensors stay in F32.
 TEST(GgufModel, TypesOfTensors) {
     TemporaryDirectory dir;
@@ -413,7 +453,7 @@ TEST(GgufModel, TypesOfTensors) {
         for (const char* wide : {"position_embd.weight", "blk.0.attn_qkv.bias", "blk.1.ffn_norm.weight", "output_norm.bias"})
             EXPECT_EQ(file.find(wide)->type, GgufType::F32) << wide;
         EXPECT_EQ(file.find("output.weight"), nullptr);
-        EXPECT_EQ(file.metadata().at("general.file_type"), gguf_type(type).file_type);
+        EXPECT_EQ(file.metadata().at("general.file_type"), type == GgufType::F16 ? 1 : 7);
         EXPECT_EQ(file.metadata().at("gpt2.attention.head_count"), 6);
         // (out, in) as ours, although GPT-2's own files are transposed
         const GgufTensor& t = *file.find("blk.1.ffn_up.weight");
@@ -507,7 +547,7 @@ TEST(GgufModel, StacksExperts) {
         check("blk.1.ffn_down_exps.weight", spec("blocks.1.fc2_w"), 0, c.C, c.C);
         for (const TensorSpec& s : table.rows)
             for (const GgufPart& part : gguf_parts(c, old, s)) {
-                const GgufType type = gguf_type_of(s, GgufType::BF16);
+                const GgufType type = gguf_type_of(c, s, part.name, gguf_file_types[2]);
                 header.add_tensor(part.name, type, part.shape(s));
                 std::vector<float> ours(params.begin() + (long)s.offset, params.begin() + (long)(s.offset + s.size()));
                 const std::vector<float> x = detail::rows_for_gguf(c, s, part, ours);

@@ -40,10 +40,13 @@ inline ModelConfig config_for_gguf(ModelConfig c, const GgufArchitecture& a) {
     return c;
 }
 
-// The type of the model's own files, which loses nothing of the matrices.
-inline GgufType type_of_files(const TensorSource& source, const ParameterTable& table) {
+// The type with this name; empty: the one of the model's own files, which loses nothing of the matrices.
+inline const GgufFileType& file_type_of(const std::string& word, const TensorSource& source, const ParameterTable& table) {
     const std::string dtype = source.get(table.rows[0], table.rows[0].hf[0]).dtype;
-    return dtype == "BF16" ? GgufType::BF16 : dtype == "F16" ? GgufType::F16 : GgufType::F32;
+    const std::string own = dtype == "BF16" ? "bf16" : dtype == "F16" ? "f16" : "f32";
+    for (const GgufFileType& type : gguf_file_types)
+        if (type.word == (word.empty() ? own : word)) return type;
+    fail("there is no type %s", word.c_str());
 }
 
 // Our tensor `rows` as a tensor of the file.
@@ -73,7 +76,7 @@ inline void find_ends(GgufTokenizer& t, const std::string& dir) {
     }
 }
 
-inline void write_gguf(const std::string& path, const ModelConfig& c, const GgufArchitecture& a, GgufType type,
+inline void write_gguf(const std::string& path, const ModelConfig& c, const GgufArchitecture& a, const GgufFileType& type,
                        const GgufTokenizer& tokenizer, const TensorSource& source, const std::string& name) {
     const ParameterTable table(c);
     GgufHeader header;
@@ -84,7 +87,7 @@ inline void write_gguf(const std::string& path, const ModelConfig& c, const Gguf
     for (const auto& [key, value] : metadata.items())
         if (key != "general.architecture") header.add(key, nlohmann::json(value));
     header.add("general.quantization_version", 2);
-    header.add("general.file_type", gguf_type(type).file_type);
+    header.add("general.file_type", type.id);
     add_tokenizer(header, tokenizer);
     struct Written {
         const TensorSpec* spec;
@@ -93,10 +96,12 @@ inline void write_gguf(const std::string& path, const ModelConfig& c, const Gguf
     };
     std::vector<Written> all;
     for (const TensorSpec& spec : table.rows)
-        for (const GgufPart& part : gguf_parts(c, a, spec)) all.push_back({&spec, part, gguf_type_of(spec, type)});
+        for (const GgufPart& part : gguf_parts(c, a, spec))
+            all.push_back({&spec, part, gguf_type_of(c, spec, part.name, type)});
     if (c.tied && a.needs_output) {
         all.push_back(all[0]);
         all.back().part.name = "output.weight";
+        all.back().type = gguf_type_of(c, table.rows[0], "output.weight", type);
     }
     for (const Written& w : all) header.add_tensor(w.part.name, w.type, w.part.shape(*w.spec));
     const bool scaled = c.rope_scaling.type == RopeScaling::Type::llama3;
@@ -299,15 +304,13 @@ inline int export_command(World& world, const ExportOptions& o) {
     const GgufArchitecture& a = gguf_architecture_of(c);
     const TensorSource source(dir, c);
     ModelConfig written = detail::config_for_gguf(c, a);
-    GgufType type = detail::type_of_files(source, ParameterTable(c));
-    for (const GgufTypeRow& row : gguf_types())
-        if (lower_ascii(row.name) == o.type) type = (GgufType)row.id;
+    const GgufFileType& type = detail::file_type_of(o.type, source, ParameterTable(c));
     GgufTokenizer tokenizer = o.weights_only ? GgufTokenizer{} : read_hf_tokenizer(dir, c.V);
     if (!tokenizer.model.empty()) detail::find_ends(tokenizer, dir);
     const std::string name = fs::path(fs::absolute(o.model).lexically_normal()).filename().string();
     detail::write_gguf(o.gguf, written, a, type, tokenizer, source, name);
     print_line(stdout,
                format("%s: %s of architecture %s, %s, %s", o.gguf.c_str(), human_bytes((double)fs::file_size(o.gguf)).c_str(),
-                      a.name, gguf_type(type).name, tokenizer.model.empty() ? "without a tokenizer" : "tokenizer included"));
+                      a.name, type.word, tokenizer.model.empty() ? "without a tokenizer" : "tokenizer included"));
     return 0;
 }

@@ -389,10 +389,39 @@ inline bool is_one_more(const ModelConfig& c, const TensorSpec& spec) {
     return c.norm_plus_one && spec.name.find("norm") != std::string::npos;
 }
 
-// The type of a tensor in a file whose matrices have `type`, chosen like llama.cpp's converter.
-inline GgufType gguf_type_of(const TensorSpec& spec, GgufType type) {
+// A choice of types for the matrices of a file, as in llama.cpp.
+struct GgufFileType {
+    const char* word;        // of --type
+    int id;                  // general.file_type
+    GgufType most;           // of most matrices
+    GgufType fused, finest;  // of fused queries, keys and values; of the matrices whose errors matter most
+};
+inline constexpr GgufFileType gguf_file_types[] = {{"f32", 0, GgufType::F32, GgufType::F32, GgufType::F32},
+                                                   {"f16", 1, GgufType::F16, GgufType::F16, GgufType::F16},
+                                                   {"bf16", 32, GgufType::BF16, GgufType::BF16, GgufType::BF16},
+                                                   {"q8_0", 7, GgufType::Q8_0, GgufType::Q8_0, GgufType::Q8_0},
+                                                   {"q6_k", 18, GgufType::Q6_K, GgufType::Q6_K, GgufType::Q6_K},
+                                                   {"q5_k_m", 17, GgufType::Q5_K, GgufType::Q6_K, GgufType::Q6_K},
+                                                   {"q4_k_m", 15, GgufType::Q4_K, GgufType::Q5_K, GgufType::Q6_K}};
+
+// True if llama.cpp's mixtures of types keep a matrix in the finest type: the head, and the values and the down projections in
+// the first and last eighth of the layers and in every third between.
+inline bool has_finest_type(const ModelConfig& c, const std::string& part) {
+    if (part == "output.weight" || (c.tied && part == "token_embd.weight")) return true;
+    if (part.find(".attn_v.") == std::string::npos && part.find(".ffn_down") == std::string::npos) return false;
+    const int layer = atoi(part.c_str() + strlen("blk.")), eighth = c.L / 8;
+    return layer < eighth || layer >= 7 * c.L / 8 || (layer - eighth) % 3 == 2;
+}
+
+// The type of a tensor's part in a file, chosen like llama.cpp's converter and quantizer. Rows that are not whole blocks have a
+// type with smaller blocks.
+inline GgufType gguf_type_of(const ModelConfig& c, const TensorSpec& spec, const std::string& part, const GgufFileType& file) {
     if (spec.vector() || spec.router() || spec.name == "wpe") return GgufType::F32;
-    return spec.whole_cols % (int)gguf_type(type).elements == 0 ? type : GgufType::F16;
+    const bool fused = part.find(".attn_qkv.") != std::string::npos;
+    GgufType type = has_finest_type(c, part) ? file.finest : fused ? file.fused : file.most;
+    for (const GgufType next : {GgufType::Q8_0, GgufType::F16})
+        if (spec.whole_cols % (int)gguf_type(type).elements) type = next;
+    return type;
 }
 
 // Rejects a configuration that would not survive a round trip through GGUF.

@@ -707,8 +707,8 @@ inline Allowed one_of(Strings choices) {
     X(std::string, out, "", "", word("DIR"), "Merge",                                                                 \
       "directory for the model, which must not exist; without --merge: its files, without the state of its training") \
     X(std::string, gguf, "", "", word("FILE"), "GGUF", "file to write, in the format of llama.cpp")                   \
-    X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0"}), "GGUF",                                      \
-      "type of the matrices, q8_0: 8 bits and a scale per 32 of them; default: the model's own")                      \
+    X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m"}), "GGUF",          \
+      "type of the matrices, q8_0 to q4_k_m: 8 to 4 bits and scales of 16 to 32 of them; default: the model's own")   \
     X(bool, weights_only, "", false, anything(), "GGUF", "omit the tokenizer")                                        \
     X(bool, overwrite, "", false, anything(), "GGUF", "overwrite an existing file")
 

@@ -263,7 +263,7 @@ inline const OtherName other_names[] = {
      "the file to write is --gguf FILE; with --merge, the directory is --out"},
     {"export", "format to",
      "--gguf FILE.gguf writes a file of llama.cpp; --out DIR copies the files of a model; --merge its adapters"},
-    {"export", "outtype quantize quantization ftype dtype", "the type of the matrices is --type f32, f16, bf16 or q8_0"},
+    {"export", "outtype quantize quantization ftype dtype", "the type of the matrices is --type q4_k_m, q8_0, bf16, ..."},
     {"export", "checkpoint ckpt checkpoint-dir model-path model-dir model-name-or-path -m",
      "the model\'s directory, or a run\'s, is --model"},
     {"import", "input file model model-path -m", "the file to read is --gguf FILE"},
