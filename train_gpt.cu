@@ -64,6 +64,7 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/gpt/model.h"                   // Model, MicroBatch, Block, Linear
 #include "llmc/gpt/model_memory.h"            // plan_linears, bind_linears, ...
 #include "llmc/gpt/pass.h"                    // Pass, upload, clear_sums, read_sums
+#include "llmc/gpt/context_parallel.h"        // context_attention_forward, context_attention_backward
 #include "llmc/gpt/expert_parallel.h"         // dispatch, gather_for_experts, reduce_from_experts
 #include "llmc/gpt/expert_layer.h"            // expert_layer_forward, router_backward, ..., the shared expert
 #include "llmc/gpt/linear.h"                  // linear_forward, linear_backward, output_for
@@ -94,7 +95,7 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 
 void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache,
                  const std::vector<int>& micro_batches) {
-    T += m.c.virtual_tokens.count;
+    T = (T + m.c.virtual_tokens.count) / m.ranks->mesh.cp.size;
     m.recompute = recompute;
     const int topk = m.c.mixture.on() ? m.c.mixture.topk : 1, ep = m.dispatching_ranks();
     if ((int64_t)B * T > INT_MAX / topk / ep)
@@ -140,7 +141,7 @@ void allocate(be::Ctx& ctx, Model& m) {
     send(m.slopes, slopes);
     // Rotary tables cover the longest sequence that this run can reach: for a conversation or the server, the cache's whole
     // capacity.
-    const int longest = trains || !m.cache.shape.sequences ? m.a.T : std::max(m.a.T, m.cache.shape.tokens);
+    const int longest = trains || !m.cache.shape.sequences ? m.whole_T() : std::max(m.a.T, m.cache.shape.tokens);
     for (real* table : {m.cos_sin, m.window_cos_sin}) {
         if (!table) continue;
         const RopeTable rope = c.rope(table == m.window_cos_sin, longest);
@@ -302,7 +303,8 @@ static void attention_forward(const Pass& p, const Block& b, floatX* att, real* 
         return be::attention_decode(p.ctx, att, cache->of(block, 0), qkv,
                                     {cache->sequences, p.in.positions, window, mask.slopes, b.sinks}, shape);
     }
-    be::attention_forward(p.ctx, att, lse, qkv, mask, shape);
+    if (p.cut_context()) context_attention_forward(p, att, lse, qkv, mask, shape);
+    else be::attention_forward(p.ctx, att, lse, qkv, mask, shape);
     if (b.sinks) be::sinks_forward(p.ctx, att, lse, b.sinks, shape);
 }
 // dqkv is the gradient of queries and keys before their rotation.
@@ -311,7 +313,11 @@ static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, cons
     const AttentionMask mask = p.mask(block);
     const AttentionShape shape = p.attention(block);
     if (b.sinks) be::sinks_backward(p.ctx, b.dsinks, datt, acts, b.sinks, shape);
-    if (p.rotates(block)) be::attention_rope_backward(p.ctx, dqkv, datt, acts, mask, p.rope(block), shape, p.m.a.dq_sums);
+    if (p.cut_context()) {
+        context_attention_backward(p, dqkv, datt, acts, mask, shape);
+        if (p.rotates(block)) be::rope_backward(p.ctx, dqkv, p.rope(block), shape);
+    } else if (p.rotates(block))
+        be::attention_rope_backward(p.ctx, dqkv, datt, acts, mask, p.rope(block), shape, p.m.a.dq_sums);
     else be::attention_backward(p.ctx, dqkv, datt, acts, mask, shape, p.m.a.dq_sums);
 }
 
@@ -322,7 +328,7 @@ static void branch_forward(const Pass& p, const Linear& l, floatX* term, const B
     set_y(l.after.exists() ? s.x : term);
     if (l.after.exists()) norm_forward(p, l.after, term, s.stats, s.x);
     const Dropout dropout = p.hidden_dropout(l);
-    if (dropout.rate > 0) be::dropout_forward(p.ctx, term, term, p.stream_size(), dropout);
+    if (dropout.rate > 0) p.drop(term, term, dropout);
 }
 static void branch_forward(const Pass& p, const Linear& l, floatX* term, const BranchOutput& s, const LinearInput& inp) {
     branch_forward(p, l, term, s, [&](floatX* y) { linear_forward(p, l, y, inp); });
@@ -331,7 +337,7 @@ static void branch_forward(const Pass& p, const Linear& l, floatX* term, const B
 static const floatX* branch_backward(const Pass& p, const Linear& l, floatX* dy, const floatX* dterm, const BranchOutput& s) {
     const Dropout dropout = p.hidden_dropout(l);
     if (dropout.rate > 0) {
-        be::dropout_forward(p.ctx, dy, dterm, p.stream_size(), dropout);
+        p.drop(dy, dterm, dropout);
         dterm = dy;
     }
     if (!l.after.exists()) return dterm;
@@ -603,7 +609,7 @@ void embed_forward(const Pass& p) {
     reduce_from_tensor_parallel(p, embedded);
     if (c.embedding_norm) norm_forward(p, m.embedding_norm, p.in.x[0], p.in.embedding_stats, embedded);
     const Dropout dropout = p.dropout(c.embedding_dropout, 0);
-    if (dropout.rate > 0) be::dropout_forward(p.ctx, p.in.x[0], p.in.x[0], p.stream_size(), dropout);
+    if (dropout.rate > 0) p.drop(p.in.x[0], p.in.x[0], dropout);
 }
 
 // Adds all rows of the embedded tokens' gradient to the embeddings of tokens and positions.
@@ -625,7 +631,7 @@ static void embed_backward(const Pass& p) {
     floatX* dembedded = m.c.embedding_norm ? m.a.dnorm : m.a.dx;
     const Dropout dropout = p.dropout(m.c.embedding_dropout, 0);
     m.micro_grads.begin(p.ctx, TensorSpec::embedding);
-    if (dropout.rate > 0) be::dropout_forward(p.ctx, m.a.dx, m.a.dx, p.stream_size(), dropout);
+    if (dropout.rate > 0) p.drop(m.a.dx, m.a.dx, dropout);
     if (m.c.embedding_norm)
         norm_backward(p, m.embedding_norm, dembedded, nullptr, m.a.dx, p.in.embedding_stats, p.in.embedded, Acc::Set);
     const floatX* all = gather_from_sequence_parallel(p, dembedded, p.local_rows(), m.c.C);
@@ -767,7 +773,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
     clear_sums(t.ctx, m);
     if (m.c.mixture.on()) clear_router_sums(t.ctx, m);
     const Mesh& mesh = m.ranks->mesh;
-    const int B = t.o.micro_batch_size, micro_batches = (int)(global_batch / ((int64_t)B * mesh.dp.size));
+    const int B = t.o.micro_batch_size, micro_batches = (int)(global_batch / ((int64_t)B * mesh.samples.size));
     PipelineLinks links = pipeline_links(t.ctx, m);
 
     int stop_at = micro_batches;  // the first micro-batch not to run
@@ -777,10 +783,10 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
         MicroBatch& in = m.a.micro_batch(e.chunk, e.micro_batch);
         const Pass pass = {t.ctx, m, in};
         if (e.direction == Direction::forward) {
-            const int64_t first = t.state.sample() + ((int64_t)e.micro_batch * mesh.dp.size + mesh.dp.rank) * B;
+            const int64_t first = t.state.sample() + ((int64_t)e.micro_batch * mesh.samples.size + mesh.samples.rank) * B;
             t.data.fetch(first, B, t.micro_batch);
             t.faults.in_tokens(t.micro_batch, first, t.batch());
-            upload(t.ctx, m, t.micro_batch, in);
+            upload(t.ctx, m, mesh.cp.size > 1 ? t.micro_batch.cut(mesh.cp) : t.micro_batch, in);
             in.gradients = e.micro_batch ? Acc::Add : Acc::Set;
             in.rounding_key = rounding_key((uint64_t)t.o.seed, first, RngPurpose::gradients);
             in.drops = in.own_rows = true;
@@ -893,7 +899,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
     const double lr = t.schedule.lr(t.state.scheduled), weight_decay = t.schedule.weight_decay(t.state.scheduled);
     const int64_t terms = t.data.terms(t.state.sample(), global_batch);
     const real loss_scale = terms > 0 ? (real)(1.0 / (double)terms) : real(0);
-    const double sequences = (double)global_batch, rows = sequences * t.m.a.T;
+    const double sequences = (double)global_batch, rows = sequences * t.m.whole_T();
     if (!t.m.frozen) t.m.router_losses = {(real)(t.o.moe_aux_loss_coeff / sequences), (real)(t.o.moe_z_loss_coeff / rows)};
 
     Fp8Training& fp8 = t.m.fp8;
@@ -958,12 +964,12 @@ std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const Data
             // same.
             const bool enough = m.dispatching_ranks() > 1 && first_of_all + mesh.dp.size * m.a.B <= n_samples;
             const bool own = mesh.ep.size == 1 || enough;
-            const Axis& ranks = own ? mesh.dp : mesh.edp;
+            const Axis& ranks = own ? mesh.samples : mesh.edp;
             const int64_t first_of_rank = first_of_all + ranks.rank * m.a.B;
             first_of_all += ranks.size * m.a.B;
             if (first_of_rank >= n_samples) continue;
             data.gather(&samples[first_of_rank], (int)std::min<int64_t>(m.a.B, n_samples - first_of_rank), batch);
-            forward_only(ctx, m, links, batch, own, i, [&](const Pass& pass) {
+            forward_only(ctx, m, links, mesh.cp.size > 1 ? batch.cut(mesh.cp) : batch, own, i, [&](const Pass& pass) {
                 if (!own && mesh.ep.rank > 0) return;  // the first one counts them
                 head(pass, 0, 0, false);
                 if (compared) compared(pass.in.pairs);

@@ -168,8 +168,7 @@ void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const Fp8Matr
                                const Fp8Matrix& weight_transposed /*(IC, OC)*/, int N, int IC, int OC, bool fast);
 // dweight (+)= dout^T inp. dout may have either format. sets or adds dweight, like linear_backward_weight.
 void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, const Fp8Matrix& dout_transposed /*(OC, N)*/,
-                                const Fp8Matrix& inp_transposed /*(IC, N)*/, int N, int IC, int OC, Acc acc,
-                                bool fast);
+                                const Fp8Matrix& inp_transposed /*(IC, N)*/, int N, int IC, int OC, Acc acc, bool fast);
 // dbias += column sums of dout.
 void bias_backward(Ctx& ctx, real* dbias /*(OC)*/, const floatX* dout /*(N, OC)*/, int N, int OC);
 
@@ -198,6 +197,14 @@ void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const
 void attention_rope_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
                              const AttentionActs& acts, const AttentionMask& mask, const Rope& rope,
                              const AttentionShape& shape, real* dq_sums /*or null*/);
+// Attention of some rows of sequences, whose keys and values are apart (AttentionShape). sets out, lse.
+void attention_rows_forward(Ctx& ctx, floatX* out /*(B, queries, NH, HS)*/, real* lse /*(B, NH, queries)*/,
+                            const floatX* qkv /*(B, queries, NH + 2*NKV, HS)*/, const floatX* kv /*(B, T, 2*NKV, HS)*/,
+                            const AttentionMask& mask, const AttentionShape& shape);
+// sets dkv, and the queries' part of dqkv.
+void attention_rows_backward(Ctx& ctx, floatX* dqkv /*(B, queries, NH + 2*NKV, HS)*/, floatX* dkv /*(B, T, 2*NKV, HS)*/,
+                             const floatX* dout /*(B, queries, NH, HS)*/, const AttentionActs& acts, const AttentionMask& mask,
+                             const AttentionShape& shape);
 // One new token in each of B rows (T is 1), of sequences of any lengths: writes its key and value into its sequence's cache at
 // row t and attends as the mask says. The bits of a row do not depend on the others. sets out.
 void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, const AttentionCache& cache,
@@ -258,9 +265,8 @@ void expert_linear_backward_input(Ctx& ctx, floatX* dinp /*(slots, IC)*/, const 
                                   const floatX* weight /*(E, OC, IC)*/, const ExpertGroups& groups, int IC, int OC, Acc acc);
 // For some rows of the gradient (E OC, IC): of whole experts, or of one expert. An expert without slots has a gradient of zero.
 // sets or adds.
-void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight /*(rows, IC)*/,
-                                   const ExpertRows& dout /*(slots, OC)*/, const ExpertRows& inp /*(slots, IC)*/,
-                                   const ExpertGroups& groups, int IC, int OC, Acc acc);
+void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight /*(rows, IC)*/, const ExpertRows& dout /*(slots, OC)*/,
+                                   const ExpertRows& inp /*(slots, IC)*/, const ExpertGroups& groups, int IC, int OC, Acc acc);
 // The gradient of ExpertBias: dbias += the sum of each expert's rows of dout, times their factors.
 void expert_bias_backward(Ctx& ctx, real* dbias /*(E, OC)*/, const ExpertRows& dout /*(slots, OC)*/, const ExpertBias& bias,
                           const ExpertGroups& groups, int OC);
@@ -272,9 +278,8 @@ void expert_bias_backward_routing(Ctx& ctx, real* drouting /*(N, K)*/, const Exp
 void expert_activation_forward(Ctx& ctx, floatX* out /*(slots, F)*/, const floatX* inp /*(slots, F) or (slots, 2F)*/,
                                const Routing& r, const MixtureShape& shape, int F, Activation activation);
 // sets dinp, and drouting of every choice that has a slot.
-void expert_activation_backward(Ctx& ctx, floatX* dinp /*as inp*/, real* drouting /*(N, K)*/,
-                                const floatX* dout /*(slots, F)*/, const floatX* inp, const Routing& r,
-                                const MixtureShape& shape, int F, Activation activation);
+void expert_activation_backward(Ctx& ctx, floatX* dinp /*as inp*/, real* drouting /*(N, K)*/, const floatX* dout /*(slots, F)*/,
+                                const floatX* inp, const Routing& r, const MixtureShape& shape, int F, Activation activation);
 // dropout_forward for slots: slot s has the mask of row place.row(s). (place.x is not used.) sets or adds.
 void expert_dropout(Ctx& ctx, floatX* out /*(slots, columns)*/, const floatX* inp /*(slots, columns)*/, const ExpertRows& place,
                     const ExpertGroups& groups, int columns, const Dropout& dropout, Acc acc);

@@ -123,25 +123,37 @@ struct LoraRows {
     HD int width() const { return parts * rank; }  // columns of the block-diagonal matrix of all B
 };
 
-// Sizes of attention, and the layout of heads in the fused projection qkv (B, T, NH + 2*NKV, HS).
+// Sizes of attention, and the layout of heads in the fused projection qkv (B, T, NH + 2*NKV, HS). With context parallelism
+// (gpt/context_parallel.h) a rank has only some rows of a sequence as queries: rows [first, T). Keys and values of rows [0, T)
+// are then `apart`, in kv (B, T, 2*NKV, HS), and tensors of queries have T - first rows. Rows are counted in the sequence.
 struct AttentionShape {
     int B, T, NH, NKV, HS;
     real scale = 0;        // scale of scores; not used by rope
     real softcap = 0;      // scaled scores x become softcap tanh(x / softcap); 0: no cap
     Dropout dropout = {};  // of the attention probabilities; indexed like `weight`
     int all_heads = 0;     // query heads of the whole model, for dropout
+    bool apart = false;
+    int first = 0;
+    int whole_T = 0;  // rows of the whole sequence, for dropout; 0: T
 
     HD int N() const { return B * T; }
+    HD int queries() const { return T - first; }
+    HD int query_row(int b, int t) const { return b * queries() + t - first; }
     HD int group() const { return NH / NKV; }
     HD size_t row() const { return (size_t)(NH + 2 * NKV) * HS; }
-    HD size_t query(int b, int t, int h) const { return ((size_t)b * T + t) * row() + (size_t)h * HS; }
-    HD size_t key(int b, int t, int g) const { return query(b, t, NH + g); }
-    HD size_t value(int b, int t, int g) const { return query(b, t, NH + NKV + g); }
+    HD size_t key_row() const { return apart ? (size_t)(2 * NKV) * HS : row(); }
+    HD size_t query(int b, int t, int h) const { return (size_t)query_row(b, t) * row() + (size_t)h * HS; }
+    HD size_t key(int b, int t, int g) const { return ((size_t)b * T + t) * key_row() + (size_t)(apart ? g : NH + g) * HS; }
+    HD size_t value(int b, int t, int g) const { return key(b, t, NKV + g); }
     HD size_t output_row() const { return (size_t)NH * HS; }
-    HD size_t output(int b, int t, int h) const { return ((size_t)b * T + t) * output_row() + (size_t)h * HS; }
-    HD size_t statistic(int b, int t, int h) const { return ((size_t)b * NH + h) * T + t; }
+    HD size_t output(int b, int t, int h) const { return (size_t)query_row(b, t) * output_row() + (size_t)h * HS; }
+    HD size_t statistic(int b, int t, int h) const { return ((size_t)b * NH + h) * queries() + (t - first); }
     HD bool capped_or_dropped() const { return softcap > 0 || dropout.rate > 0; }
-    HD uint64_t weight(int b, int h, int t, int j) const { return (((uint64_t)b * all_heads + h) * T + t) * T + j; }
+    HD int weight_rows() const { return whole_T ? whole_T : T; }
+    HD uint64_t weight(int b, int h, int t, int j) const {
+        const uint64_t rows = (uint64_t)weight_rows();
+        return (((uint64_t)b * all_heads + h) * rows + t) * rows + j;
+    }
 };
 // The kernels that compute attention on a GPU (gpu/attention.cuh).
 enum class AttentionKernels {
@@ -169,14 +181,16 @@ inline AttentionKernels attention_kernels(int HS, int capability, bool in_bf16) 
 constexpr bool dk_dv_apart(int HS) { return HS > 160; }
 // Which keys a query sees, and biases of its scores. Default: all keys up to its own position, no biases.
 struct AttentionMask {
-    const int* doc_start = nullptr;  // (B, T) or null: the first key that a row sees; does not decrease within a sequence
+    const int* doc_start = nullptr;  // (B, queries) or null: the first key that a row sees; does not decrease in a sequence
     const real* slopes = nullptr;    // (NH) or null: ALiBi
 };
 // The results of the forward pass that the backward pass reads.
 struct AttentionActs {
-    const floatX* qkv;  // (B, T, NH + 2*NKV, HS)
-    const floatX* out;  // (B, T, NH, HS)
-    const real* lse;    // (B, NH, T)
+    const floatX* qkv;           // (B, T, NH + 2*NKV, HS)
+    const floatX* out;           // (B, T, NH, HS)
+    const real* lse;             // (B, NH, T)
+    const floatX* kv = nullptr;  // keys and values that are apart; null: in qkv
+    HD const floatX* keys() const { return kv ? kv : qkv; }
 };
 // The keys that each row's new token attends to: rows first .. t of its sequence in the cache, the last of which is its own;
 // and the bias of its scores.

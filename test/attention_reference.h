@@ -271,6 +271,81 @@ void expect_same_results(const Results<T>& a, const Results<T>& b) {
     expect_same_bits(a.dsinks, b.dsinks, "dsinks");
 }
 
+// ---- some rows ---------------------------------------------------------------------------------------------------------------
+// A chunk of a sequence's queries, and all keys and values up to its end, as attention_rows_forward and _backward read them.
+template <class T>
+struct Chunk {
+    std::vector<T> qkv, kv, dout;
+    std::vector<int> doc_start;
+    AttentionShape shape;
+    Chunk(const Problem<T>& p, int b, int first, int end) : shape(p.shape()) {
+        const Case& k = p.k;
+        const auto rows = [&](const auto& x, int from, int to) {
+            const size_t row = x.size() / k.rows();
+            return std::vector(x.begin() + (b * k.T + from) * row, x.begin() + (b * k.T + to) * row);
+        };
+        qkv = rows(p.qkv, first, end);
+        dout = rows(p.dout, first, end);
+        doc_start = rows(p.doc_start, first, end);
+        const size_t queries = (size_t)k.NH * k.HS;
+        for (int t = 0; t < end; t++) {
+            const T* row = &p.qkv[k.index(b, t, 0, 0)];
+            kv.insert(kv.end(), row + queries, row + k.width());
+        }
+        for (int t = first; t < end; t++)  // a rank has these, but attention must not read them
+            std::fill_n(&qkv[(t - first) * k.width() + queries], k.width() - queries, from_double<T>(std::nan("")));
+        shape.B = 1;
+        shape.first = first;
+        shape.T = end;
+        shape.whole_T = k.T;
+        shape.apart = true;
+        shape.dropout = shape.dropout.from((size_t)b * shape.all_heads * k.T * k.T);
+    }
+};
+
+// The chunks that start at each of `starts` have the results of the whole sequences. run(chunk) returns out, lse, the
+// gradient of queries in dqkv, and of keys and values in dkv.
+template <class T>
+struct ChunkResults {
+    std::vector<T> out, dqkv, dkv;
+    std::vector<real> lse;
+};
+template <class T, class Run>
+void expect_whole_from_chunks(const Problem<T>& p, const Results<T>& whole, const std::vector<int>& starts, Run run) {
+    const Case& k = p.k;
+    const size_t queries = (size_t)k.NH * k.HS, keys = k.width() - queries;
+    const auto close = [](double x, double expected, double scale, const char* what) {
+        ASSERT_NEAR(x, expected, (8 * rounding<T> + 64 * u) * std::max(scale, std::abs(expected))) << what;
+    };
+    for (int b = 0; b < k.B; b++) {
+        Doubles dkv(k.T * keys), largest(k.T * keys);
+        for (size_t i = 0; i < starts.size(); i++) {
+            const int first = starts[i], end = i + 1 < starts.size() ? starts[i + 1] : k.T;
+            SCOPED_TRACE(testing::Message() << "sequence " << b << ", rows " << first << " to " << end);
+            const Chunk<T> chunk(p, b, first, end);
+            const ChunkResults<T> r = run(chunk);
+            ASSERT_EQ(r.dkv.size(), end * keys);
+            for (int t = first; t < end; t++)
+                for (int h = 0; h < k.NH; h++) {
+                    close(r.lse[chunk.shape.statistic(0, t, h)], whole.lse[k.statistic(b, t, h)], 1, "lse");
+                    for (int c = 0; c < k.HS; c++) {
+                        close(as_double(r.out[chunk.shape.output(0, t, h) + c]), as_double(whole.out[k.output(b, t, h, c)]), 1,
+                              "out");
+                        close(as_double(r.dqkv[chunk.shape.query(0, t, h) + c]), as_double(whole.dqkv[k.index(b, t, h, c)]), 1,
+                              "gradient of queries");
+                    }
+                }
+            for (size_t j = 0; j < r.dkv.size(); j++) {
+                dkv[j] += as_double(r.dkv[j]);
+                largest[j] = std::max(largest[j], std::abs(as_double(r.dkv[j])));
+            }
+        }
+        for (size_t j = 0; j < dkv.size(); j++)
+            close(dkv[j], as_double(whole.dqkv[k.index(b, (int)(j / keys), 0, 0) + queries + j % keys]), 2 + 2 * largest[j],
+                  "gradient of keys and values");
+    }
+}
+
 // ---- equal scores ----------------------------------------------------------------------------------------------------------
 // Each row is the mean of the values so far, lse the logarithm of their number. One sequence, one key/value head.
 template <class T>

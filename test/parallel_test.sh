@@ -57,6 +57,39 @@ for layout in "2 --zero 1" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel"; 
     expect "many options, $layout" train "$n" "many $layout" $options "${many[@]}" --check-replicas 4
     expect "many options, $layout: one rank's losses" near many "many $layout" 8
 done
+# A sample's rows cut over ranks: every kind of mask and position, dropout, validation; checkpoints resume in every layout.
+for layout in "2 --cp 2" "4 --cp 4 --zero 0 --recompute full" "4 --cp 2 --tp 2 --resume one/step_00000003" "4 --cp 2 --pp 2 --vpp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "context parallel, $layout" train "$n" "context $layout" $options --check-replicas 4
+    expect "context parallel, $layout: one rank's losses" near one "context $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
+done
+expect "one rank resumes what cp 4 wrote" train 1 "context one" --resume "context 4 --cp 4 --zero 0 --recompute full/step_00000003"
+expect "and goes on with one rank's losses" near one "context one" 5
+expect "inspect names the layout" "$program" inspect "context 4 --cp 2 --pp 2 --vpp 2"
+says "it" "cp 2, pp 2, vpp 2"
+cut=(--position-embedding-type alibi --reset-attention-mask --reset-position-ids --eod-mask-loss --micro-batch-size 1 --optimizer muon --ema-decay 0.9)
+expect "documents and ALiBi on one rank" train 1 cut "${cut[@]}"
+for layout in "2 --cp 2" "4 --cp 2 --zero 1 --main-grads-dtype bf16"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "documents and ALiBi, $layout" train "$n" "cut $layout" $options "${cut[@]}"
+    expect "documents and ALiBi, $layout: one rank's losses" near cut "cut $layout" 8
+done
+expect "many options, cp 2" train 2 "many context" --cp 2 "${many[@]}"
+expect "many options, cp 2: one rank's losses" near many "many context" 8
+refuses_context() { # NAME PATTERN OPTIONS...
+    local name=$1 pattern=$2
+    shift 2
+    expect "cp with $name: refused" refused train 2 x --cp 2 "$@"
+    says "why" "$pattern"
+}
+refuses_context "a sequence that it does not divide" "--context-parallel-size 2 cuts the 42 rows of a sequence into 4 equal parts" --seq-length 42
+refuses_context "a mixture" "--context-parallel-size 2 is not available for a mixture of experts" --num-experts 4
+refuses_context "pairs of answers" "--context-parallel-size 2 and --dpo-beta cannot be combined" --model one --dpo-beta 0.1
+refuses_context "samples of text" "--context-parallel-size 2 and --sample-interval cannot be combined" --sample-interval 2
+expect "too few ranks for cp: refused" refused train 2 x --cp 3
+says "why" "context-parallel-size 3"
 # A mixture of experts: every tp rank has some columns of each expert, and a part of the router's gradient.
 mixture=(--num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 1e-3)
 expect "a mixture on one rank" train 1 mixture "${mixture[@]}"

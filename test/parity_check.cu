@@ -33,20 +33,34 @@ constexpr bool few = false;
 struct Layout {
     int tp, pp, vpp, ep;
     bool sequence_parallel;
-    int zero;
+    int zero, cp;
     std::string text(int world) const {
-        std::string s = format("dp %d, tp %d, pp %d", world / tp / pp, tp, pp);
+        std::string s = format("dp %d, tp %d, pp %d", world / tp / pp / cp, tp, pp);
         if (vpp > 1) s += format(", vpp %d", vpp);
         if (tp > 1) s += sequence_parallel ? ", sequence parallel" : ", without sequence parallelism";
         if (ep > 1) s += format(", ep %d", ep);
+        if (cp > 1) s += format(", cp %d", cp);
         if (world / tp / pp > 1) s += format(", zero %d", zero);
         return s;
     }
 };
 
-// experts: of the model.
-std::vector<Layout> layouts(int world, const std::string& what, size_t model, int experts) {
-    if (what == "reference") return {{1, 1, 1, 1, true, 1}};
+constexpr bool fp32 = sizeof(floatX) == 4;
+
+struct Case {
+    std::string name;
+    ModelConfig c;
+    bool documents, rampup;
+    std::string optimizer = "adamw";
+    bool pairs = false;  // pairs of answers, for DPO
+};
+
+// Whether the model's sequences can be cut over ranks (check_context_parallel).
+bool can_cut(const Case& k) { return !k.c.mixture.on() && !k.c.virtual_tokens.on() && !k.c.lora.on() && !k.pairs; }
+
+std::vector<Layout> layouts(int world, const std::string& what, size_t model, const Case& k) {
+    if (what == "reference") return {{1, 1, 1, 1, true, 1, 1}};
+    const int experts = k.c.mixture.on() ? k.c.mixture.experts : 0;
     std::vector<Layout> found;
     size_t n_main = 0;
     for (const int tp : {1, 2, 4, 8})
@@ -62,20 +76,12 @@ std::vector<Layout> layouts(int world, const std::string& what, size_t model, in
                         const bool main = sp && zero && vpp == (pp == 2 && tp == 1 ? 2 : 1);
                         if ((what != "all" && !main) || pp * vpp > (few ? 4 : 8)) continue;
                         if (what == "some" && model > 0 && n_main++ % 3 != (model + 1) % 3) continue;
-                        found.push_back({tp, pp, vpp, ep, sp, zero});
+                        for (const int cp : {1, 2, 4, 8})
+                            if (dp % cp == 0 && (cp == 1 || (can_cut(k) && ep == 1 && (zero || what == "all"))))
+                                found.push_back({tp, pp, vpp, ep, sp, zero, cp});
                     }
     return found;
 }
-
-constexpr bool fp32 = sizeof(floatX) == 4;
-
-struct Case {
-    std::string name;
-    ModelConfig c;
-    bool documents, rampup;
-    std::string optimizer = "adamw";
-    bool pairs = false;  // pairs of answers, for DPO
-};
 
 std::vector<Case> cases() {
     std::vector<Case> all;
@@ -163,6 +169,7 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     o.tensor_model_parallel_size = l.tp;
     o.pipeline_model_parallel_size = l.pp;
     o.expert_model_parallel_size = l.ep;
+    o.context_parallel_size = l.cp;
     o.num_virtual_stages_per_pipeline_rank = l.vpp;
     o.no_sequence_parallel = !l.sequence_parallel;
     o.zero = l.zero;
@@ -247,7 +254,7 @@ public:
           m_(k.c, ranks_,
              split_layers(k.c.L, l.pp * l.vpp, l.vpp > 1, false,
                           l.pp == 2 && l.vpp == 1 ? std::vector<int>{1, k.c.L - 1} : std::vector<int>{})),
-          schedule_(make_schedule(o_, ranks_->mesh.dp.size)),
+          schedule_(make_schedule(o_, ranks_->mesh.samples.size)),
           data_([&] {
               DataOptions d = data_options(o_, k.c, nullptr, DataSplit::whole, schedule_.total_samples);
               d.eod = 0;
@@ -262,7 +269,7 @@ public:
             for (int64_t i = 0; i < 2 * data_.n_pairs(); i++) log_p.push_back(-(double)(12 + i * 7 % 11));
             data_.set_reference(log_p);
         }
-        plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp + l.ep - 1) % 4), o_.micro_batch_size, o_.seq_length, 13, {},
+        plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp + l.ep + l.cp - 2) % 4), o_.micro_batch_size, o_.seq_length, 13, {},
                     schedule_.micro_batches());
         allocate(ctx_, m_);
         if (m_.frozen)  // B and biases, too: if B is zero, A has no gradient
@@ -415,7 +422,7 @@ void check_all(World& world, const std::string& dir, const std::string& what) {
     }
     const std::vector<Case> models = cases();
     for (size_t model = 0; model < models.size(); model++)
-        for (const Layout& l : layouts(world.size(), what, model, models[model].c.mixture.experts)) {
+        for (const Layout& l : layouts(world.size(), what, model, models[model])) {
             const Case& k = models[model];
             if (k.rampup && world.size() / (l.tp * l.pp) > 4) continue;  // too few micro-batches in the first steps
             const std::string reference = dir + "/" + k.name, mine = what == "reference" ? reference : reference + "-mine";

@@ -139,6 +139,36 @@ TEST_P(Attention, PlainAndTiles) {
     }
 }
 
+// Chunks of one row, of tiles, of parts of tiles; several threads divide tiles if there are few heads.
+TEST(AttentionRows, ChunksHaveTheResultsOfTheWholeSequence) {
+    for (const Case& k : {Case{1, 40, 2, 1, 16, false, false}, Case{2, 256, 4, 2, 24, true, true},
+                          Case{1, 300, 1, 1, 32, false, false}, Case{1, 256, 2, 1, 64, true, false, 70},
+                          Case{2, 200, 4, 2, 16, false, true, 0, 1.5}, Case{2, 40, 2, 1, 16, false, true, 0, 0, 0.3}})
+        for (const std::vector<int>& starts : {std::vector{0, 64, 192}, {0, 1, 30, 128}, {0, 128}})
+            for (const Way& way : all_ways()) {
+                SCOPED_TRACE(testing::Message() << way.name << ", " << testing::PrintToString(k));
+                const Problem p(k, 14);
+                cpu::Ctx ctx(3);
+                way.choose(ctx);
+                std::vector<int> within;
+                for (const int start : starts)
+                    if (start < k.T) within.push_back(start);
+                expect_whole_from_chunks(p, run(ctx, p), within, [&](const Chunk<floatX>& chunk) {
+                    const size_t n = chunk.dout.size();
+                    Guarded<floatX> qkv(chunk.qkv, "qkv"), kv(chunk.kv, "kv"), dout(chunk.dout, "dout"), out(n, "out"),
+                        dqkv(chunk.qkv.size(), "dqkv"), dkv(chunk.kv.size(), "dkv");
+                    Guarded<real> lse(n / k.HS, "lse"), slopes(p.slopes, "slopes");
+                    Guarded<int> doc_start(chunk.doc_start, "doc_start");
+                    const AttentionMask mask = {k.masked() ? doc_start.data() : nullptr, k.alibi ? slopes.data() : nullptr};
+                    spoil_scratch(ctx);
+                    cpu::attention_rows_forward(ctx, out.data(), lse.data(), qkv.data(), kv.data(), mask, chunk.shape);
+                    cpu::attention_rows_backward(ctx, dqkv.data(), dkv.data(), dout.data(),
+                                                 {qkv.data(), out.data(), lse.data(), kv.data()}, mask, chunk.shape);
+                    return ChunkResults<floatX>{out.values(), dqkv.values(), dkv.values(), lse.values()};
+                });
+            }
+}
+
 TEST(AttentionThreads, SameBitsForAnyNumberOfThreads) {
     for (const Case& k :
          {Case{3, 10, 4, 2, 16, true, true}, Case{1, 200, 3, 1, 80, true, false}, Case{2, 170, 4, 2, 24, false, true},

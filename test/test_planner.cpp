@@ -372,6 +372,34 @@ TEST(Planner, ExpertParallelTraffic) {
     expect_error([&] { make_plan(in); }, {"expert-model-parallel-size 8", "4 experts"});
 }
 
+// Keys and values of 4 ranks are gathered in each layer, forward and backward, and their gradients reduce-scattered. Ranks that
+// have rows of the same samples share a batch, and all of them the gradients.
+TEST(Planner, ContextParallelTraffic) {
+    PlanInput in = toy();
+    in.world = in.node_size = 8;
+    const Plan whole = make_plan(in);
+    EXPECT_EQ(whole.context.messages, 0);
+    in.cp = 4;
+    const double keys = 3 * 2.0 * 64 / 4 * 2 * in.c.NKV * in.c.HS() * 2, layers = 8, micro_batches = 96 / 2 / 2;
+    for (const auto& [recompute, messages] : {std::pair("none", 3), {"full", 4}}) {
+        in.recompute = recompute;
+        const Plan p = make_plan(in);
+        EXPECT_EQ(p.micro_batches, micro_batches);
+        EXPECT_EQ(p.context.messages, micro_batches * layers * messages);
+        EXPECT_EQ(p.context.bytes, (double)p.context.messages * keys);
+    }
+    in.recompute = "none";
+    const Plan p = make_plan(in);
+    EXPECT_EQ(p.data.bytes, whole.data.bytes);
+    EXPECT_EQ(p.stages[0].parameters, whole.stages[0].parameters);
+    expect_within(p.stages[0].forward_flops, whole.stages[0].forward_flops / 4, 1e-9);
+    in.cp = 3;
+    expect_error([&] { make_plan(in); }, {"context-parallel-size 3", "8 ranks"});
+    in.cp = 8;
+    in.T = 72;
+    expect_error([&] { make_plan(in); }, {"--context-parallel-size 8 cuts the 72 rows", "multiple of 16"});
+}
+
 TEST(Planner, PipelineTraffic) {
     PlanInput in = toy();
     in.world = in.pp = 4;

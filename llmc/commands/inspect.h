@@ -59,9 +59,9 @@ inline std::string layout_text(const nlohmann::ordered_json& layout) {
     std::string text, axes;
     for (const char* key : {"backend", "precision"})
         if (layout.contains(key) && layout[key].is_string()) text += layout[key].get<std::string>() + ", ";
-    for (const char* key : {"dp", "tp", "pp", "vpp", "ep"})
+    for (const char* key : {"dp", "cp", "tp", "pp", "vpp", "ep"})
         if (number(key) > 1) axes += format("%s%s %lld", axes.empty() ? " (" : ", ", key, (long long)number(key));
-    text += counted(number("dp") * number("tp") * number("pp"), "rank") + (axes.empty() ? "" : axes + ")");
+    text += counted(number("dp") * number("cp") * number("tp") * number("pp"), "rank") + (axes.empty() ? "" : axes + ")");
     return text + (layout.contains("threads") ? ", " + counted(number("threads"), "thread") : "");
 }
 

@@ -35,97 +35,114 @@ inline real dot(const floatX* a, const floatX* b, int n) {
 }
 
 // The capped score, before ALiBi.
-inline real score(const AttentionShape& a, const floatX* qkv, int b, int h, int t, int j) {
-    const real s = a.scale * dot(qkv + a.query(b, t, h), qkv + a.key(b, j, h / a.group()), a.HS);
+inline real score(const AttentionShape& a, const floatX* qkv, const floatX* kv, int b, int h, int t, int j) {
+    const real s = a.scale * dot(qkv + a.query(b, t, h), kv + a.key(b, j, h / a.group()), a.HS);
     return a.softcap > 0 ? soft_cap(s, a.softcap) : s;
 }
 inline real with_bias(real score, const real* slopes, int h, int t, int j) {
     return slopes ? score + slopes[h] * (j - t) : score;
 }
 
-inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const AttentionMask& mask, const AttentionShape& a,
-                              real* scratch /*(B, NH, T)*/) {
+// kv: keys and values; qkv unless they are apart.
+inline void attention_forward(floatX* out, real* lse, const floatX* qkv, const floatX* kv, const AttentionMask& mask,
+                              const AttentionShape& a, real* scratch /*(B, NH, T)*/) {
     parallel_tasks((size_t)a.B * a.NH, [=](size_t task) {
         const int b = (int)task / a.NH, h = (int)task % a.NH;
-        real* p = scratch + a.statistic(b, 0, h);
-        for (int t = 0; t < a.T; t++) {
-            const int first = mask.doc_start ? mask.doc_start[b * a.T + t] : 0;
+        real* p = scratch + task * (size_t)a.T;
+        for (int t = a.first; t < a.T; t++) {
+            const int first = mask.doc_start ? mask.doc_start[a.query_row(b, t)] : 0;
             real top = -std::numeric_limits<real>::infinity(), sum = 0;
             for (int j = first; j <= t; j++)
-                top = std::max(top, p[j] = with_bias(score(a, qkv, b, h, t, j), mask.slopes, h, t, j));
+                top = std::max(top, p[j] = with_bias(score(a, qkv, kv, b, h, t, j), mask.slopes, h, t, j));
             for (int j = first; j <= t; j++) sum += p[j] = std::exp(p[j] - top);
             lse[a.statistic(b, t, h)] = top + std::log(sum);
             for (int j = first; j <= t; j++) p[j] *= a.dropout.of(a.weight(b, h, t, j));
             for (int i = 0; i < a.HS; i++) {
                 real o = 0;
-                for (int j = first; j <= t; j++) o += p[j] * (real)qkv[a.value(b, j, h / a.group()) + i];
+                for (int j = first; j <= t; j++) o += p[j] * (real)kv[a.value(b, j, h / a.group()) + i];
                 out[a.output(b, t, h) + i] = (floatX)(o / sum);
             }
         }
     });
 }
 
-inline void attention_backward(floatX* dqkv, const floatX* dout, const AttentionActs& acts, const AttentionMask& mask,
-                               const AttentionShape& a, real* scratch /*(B, T, NH + 2*NKV, HS)*/) {
-    const floatX *qkv = acts.qkv, *out = acts.out;
+// Elements of dqkv, and of dkv if keys and values are apart.
+inline size_t query_elements(const AttentionShape& a) { return (size_t)a.B * a.queries() * a.row(); }
+inline size_t key_elements(const AttentionShape& a) { return a.apart ? (size_t)a.B * a.T * a.key_row() : 0; }
+
+inline void attention_backward(floatX* dqkv, floatX* dkv, const floatX* dout, const AttentionActs& acts,
+                               const AttentionMask& mask, const AttentionShape& a,
+                               real* scratch /*(query_elements + key_elements)*/) {
+    const floatX *qkv = acts.qkv, *kv = acts.keys(), *out = acts.out;
     const real* lse = acts.lse;
-    real* d = scratch;
-    const size_t n = (size_t)a.B * a.T * a.row();
-    std::fill(d, d + n, real(0));
+    const size_t n = query_elements(a), n_keys = key_elements(a);
+    real *d = scratch, *dk = a.apart ? d + n : d;
+    std::fill(d, d + n + n_keys, real(0));
     parallel_tasks((size_t)a.B * a.NKV, [=](size_t task) {
         const int b = (int)task / a.NKV, g = (int)task % a.NKV;
         for (int h = g * a.group(); h < (g + 1) * a.group(); h++)
-            for (int t = 0; t < a.T; t++) {
+            for (int t = a.first; t < a.T; t++) {
                 const floatX* dy = dout + a.output(b, t, h);
                 const real correction = dot(dy, out + a.output(b, t, h), a.HS);
-                for (int j = mask.doc_start ? mask.doc_start[b * a.T + t] : 0; j <= t; j++) {
-                    const real s = score(a, qkv, b, h, t, j), keep = a.dropout.of(a.weight(b, h, t, j));
+                for (int j = mask.doc_start ? mask.doc_start[a.query_row(b, t)] : 0; j <= t; j++) {
+                    const real s = score(a, qkv, kv, b, h, t, j), keep = a.dropout.of(a.weight(b, h, t, j));
                     const real p = std::exp(with_bias(s, mask.slopes, h, t, j) - lse[a.statistic(b, t, h)]);
                     const real slope = a.scale * (a.softcap > 0 ? soft_cap_derivative(s, a.softcap) : real(1));
-                    const real ds = slope * p * (keep * dot(dy, qkv + a.value(b, j, g), a.HS) - correction);
+                    const real ds = slope * p * (keep * dot(dy, kv + a.value(b, j, g), a.HS) - correction);
                     for (int i = 0; i < a.HS; i++) {
-                        d[a.value(b, j, g) + i] += keep * p * (real)dy[i];
-                        d[a.query(b, t, h) + i] += ds * (real)qkv[a.key(b, j, g) + i];
-                        d[a.key(b, j, g) + i] += ds * (real)qkv[a.query(b, t, h) + i];
+                        dk[a.value(b, j, g) + i] += keep * p * (real)dy[i];
+                        d[a.query(b, t, h) + i] += ds * (real)kv[a.key(b, j, g) + i];
+                        dk[a.key(b, j, g) + i] += ds * (real)qkv[a.query(b, t, h) + i];
                     }
                 }
             }
     });
-    for (size_t i = 0; i < n; i++) dqkv[i] = (floatX)d[i];
+    for (size_t i = 0; i < n; i++)
+        if (!a.apart || i % a.row() < a.output_row()) dqkv[i] = (floatX)d[i];
+    for (size_t i = 0; i < n_keys; i++) dkv[i] = (floatX)dk[i];
 }
 
 }  // namespace plain
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
-inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const AttentionMask& mask,
-                              const AttentionShape& shape) {
+inline void attention_rows_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const floatX* kv,
+                                   const AttentionMask& mask, const AttentionShape& shape) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain && shape.dropout.rate == 0)
-        return detail::flash::forward(ctx, out, lse, qkv, mask.slopes, mask.doc_start, shape);
+    if (!ctx.plain && detail::flash::takes(shape))
+        return detail::flash::forward(ctx, out, lse, qkv, kv, mask.slopes, mask.doc_start, shape);
 #endif
     real* scratch = (real*)ctx.scratch(sizeof(real) * (size_t)shape.N() * shape.NH);
-    plain::attention_forward(out, lse, qkv, mask, shape, scratch);
+    plain::attention_forward(out, lse, qkv, kv, mask, shape, scratch);
+}
+inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const AttentionMask& mask,
+                              const AttentionShape& shape) {
+    attention_rows_forward(ctx, out, lse, qkv, qkv, mask, shape);
 }
 
 inline size_t attention_sums(const Ctx&, const AttentionShape&) { return 0; }
 
+inline void attention_rows_backward(Ctx& ctx, floatX* dqkv, floatX* dkv, const floatX* dout, const AttentionActs& acts,
+                                    const AttentionMask& mask, const AttentionShape& shape) {
+#if CPU_FAST_PATHS
+    if (!ctx.plain && detail::flash::takes(shape))
+        return detail::flash::backward(
+            ctx, {dqkv, dkv, dout, acts.out, acts.lse, acts.qkv, acts.keys(), mask.slopes, mask.doc_start, nullptr}, shape);
+#endif
+    const size_t elements = plain::query_elements(shape) + plain::key_elements(shape);
+    real* scratch = (real*)ctx.scratch(sizeof(real) * elements);
+    plain::attention_backward(dqkv, dkv, dout, acts, mask, shape, scratch);
+}
 inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts, const AttentionMask& mask,
                                const AttentionShape& shape, real* /*dq_sums*/) {
-#if CPU_FAST_PATHS
-    if (!ctx.plain && shape.dropout.rate == 0)
-        return detail::flash::backward(ctx, {dqkv, dout, acts.out, acts.lse, acts.qkv, mask.slopes, mask.doc_start, nullptr},
-                                       shape);
-#endif
-    real* scratch = (real*)ctx.scratch(sizeof(real) * (size_t)shape.N() * shape.row());
-    plain::attention_backward(dqkv, dout, acts, mask, shape, scratch);
+    attention_rows_backward(ctx, dqkv, dqkv, dout, acts, mask, shape);
 }
 
 inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts,
                                     const AttentionMask& mask, const Rope& rope, const AttentionShape& shape, real* dq_sums) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain && shape.dropout.rate == 0 && shape.HS <= detail::flash::most_columns)
-        return detail::flash::backward(ctx, {dqkv, dout, acts.out, acts.lse, acts.qkv, mask.slopes, mask.doc_start, &rope},
-                                       shape);
+    if (!ctx.plain && detail::flash::takes(shape) && shape.HS <= detail::flash::most_columns)
+        return detail::flash::backward(
+            ctx, {dqkv, dqkv, dout, acts.out, acts.lse, acts.qkv, acts.qkv, mask.slopes, mask.doc_start, &rope}, shape);
 #endif
     attention_backward(ctx, dqkv, dout, acts, mask, shape, dq_sums);
     rope_backward(ctx, dqkv, rope, shape);

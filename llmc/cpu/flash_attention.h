@@ -49,6 +49,8 @@ void with_stripe(const MatrixUnit<E>& unit, F f) {
 }
 
 inline int tiles_of(int T) { return ceil_div(T, tile); }
+// Whether these functions support the shape: no dropout, and, if only some rows are queries, these start with a tile.
+inline bool takes(const AttentionShape& a) { return a.dropout.rate == 0 && a.first % tile == 0; }
 inline int padded_size(int HS) { return round_up(HS, k_step<floatX>); }
 inline int rows_at(const AttentionShape& a, int t0) { return std::min((int)tile, a.T - t0); }
 
@@ -197,11 +199,13 @@ inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, 
 }
 // The first tile of keys that the query tile at t0 sees: documents start at docs[t], which does not decrease within a sequence,
 // so the first row sees furthest back.
-inline int first_keys(const int* docs /*of a sequence, or null*/, int t0) { return docs ? docs[t0] / tile * tile : 0; }
+inline int first_keys(const int* docs /*of a sequence's queries, or null*/, const AttentionShape& a, int t0) {
+    return docs ? docs[t0 - a.first] / tile * tile : 0;
+}
 // The document starts of the tile at t0; rows beyond T have none.
-inline const int* documents_of(int* starts, const int* doc_start, int t0, int T) {
-    if (!doc_start) return nullptr;
-    for (int t = 0; t < tile; t++) starts[t] = t0 + t < T ? doc_start[t0 + t] : 0;
+inline const int* documents_of(int* starts, const int* docs, const AttentionShape& a, int t0) {
+    if (!docs) return nullptr;
+    for (int t = 0; t < tile; t++) starts[t] = t0 + t < a.T ? docs[t0 - a.first + t] : 0;
     return starts;
 }
 
@@ -219,11 +223,11 @@ struct KeysAndValues {
         return memory + (((size_t)b * a.NKV + g) * tiles_of(a.T) + j0 / tile) * 2 * tile * H;
     }
     E* values_transposed(int b, int g, int j0) const { return keys(b, g, j0) + (size_t)tile * H; }
-    void lay(const MatrixUnit<E>& unit, const floatX* qkv, int b, int g, int j0, floatX* scratch /*(64, H)*/) const {
+    void lay(const MatrixUnit<E>& unit, const floatX* kv, int b, int g, int j0, floatX* scratch /*(64, H)*/) const {
         const int rows = rows_at(a, j0);
-        pack_left_rows(keys(b, g, j0), qkv + a.key(b, j0, g), a.row(), rows, a.HS, H);
+        pack_left_rows(keys(b, g, j0), kv + a.key(b, j0, g), a.key_row(), rows, a.HS, H);
         pack_left_transposed(unit, values_transposed(b, g, j0),
-                             Rows64(scratch, qkv + a.value(b, j0, g), a.row(), rows, a.HS, H), H);
+                             Rows64(scratch, kv + a.value(b, j0, g), a.key_row(), rows, a.HS, H), H);
     }
 };
 
@@ -314,12 +318,12 @@ void forward_tile(const MatrixUnit<E>& unit, floatX* out, real* lse, const float
                   Prefetch prefetch, const ForwardMemory<E>& m) {
     const int b = queries.b, h = queries.h, t0 = queries.t0, rows = rows_at(a, t0), H = kv.H, g = h / a.group();
     int starts[tile];
-    if (doc_start) doc_start += (size_t)b * a.T;
-    const int* docs = documents_of(starts, doc_start, t0, a.T);
+    if (doc_start) doc_start += (size_t)b * a.queries();
+    const int* docs = documents_of(starts, doc_start, a, t0);
     float top[tile], sum[tile] = {};
     std::fill(top, top + tile, -std::numeric_limits<float>::infinity());
     pack_transposed(unit, m.q, Rows64(m.rows, qkv + a.query(b, t0, h), a.row(), rows, a.HS, H), H);
-    const int from = first_keys(doc_start, t0);
+    const int from = first_keys(doc_start, a, t0);
     std::fill(m.o, m.o + (size_t)H * tile, 0.0f);
     const int asked = ceil_div(prefetch.left(), ((t0 - from) / tile + 1) * (tile / n));
     for (int j0 = from; j0 < t0 + rows; j0 += tile) {
@@ -387,10 +391,10 @@ struct BackwardMemory {
 };
 
 struct BackwardTensors {
-    floatX* dqkv;
+    floatX *dqkv, *dkv;  // dkv: of keys and values; dqkv unless they are apart
     const floatX *dout, *out;
     const real* lse;
-    const floatX* qkv;
+    const floatX *qkv, *kv;
     const real* slopes;    // or null
     const int* doc_start;  // or null
     const Rope* rotation;  // or null
@@ -435,17 +439,17 @@ struct BackwardHead {
     int b, h;
     bool packs_keys;  // otherwise they are packed already
     int H = padded_size(a.HS);
-    const int* docs = x.doc_start ? x.doc_start + (size_t)b * a.T : nullptr;
+    const int* docs = x.doc_start ? x.doc_start + (size_t)b * a.queries() : nullptr;
     Prefetch prefetches[5] = {};  // the next tile's rows of keys, values, queries, dout and out
 
     void pack_keys(int j0) {
         const int g = h / a.group(), rows = rows_at(a, j0);
         const size_t at = (size_t)j0 * H, key = a.key(b, j0, g), value = a.value(b, j0, g);
-        pack_left_rows(m.k + at, x.qkv + key, a.row(), rows, a.HS, H);
+        pack_left_rows(m.k + at, x.kv + key, a.key_row(), rows, a.HS, H);
         detail::pack_left_transposed(unit, m.kt + at, tile, m.k + at, (size_t)H, H, tile, tile);
-        pack_left_rows(m.v + at, x.qkv + value, a.row(), rows, a.HS, H);
-        prefetches[0] = prefetch_rows(a, x.qkv + key + tile * a.row(), a.row(), j0 + tile);
-        prefetches[1] = prefetch_rows(a, x.qkv + value + tile * a.row(), a.row(), j0 + tile);
+        pack_left_rows(m.v + at, x.kv + value, a.key_row(), rows, a.HS, H);
+        prefetches[0] = prefetch_rows(a, x.kv + key + tile * a.key_row(), a.key_row(), j0 + tile);
+        prefetches[1] = prefetch_rows(a, x.kv + value + tile * a.key_row(), a.key_row(), j0 + tile);
     }
     void pack_queries(int t0) {
         const int rows = rows_at(a, t0);
@@ -475,11 +479,11 @@ struct BackwardHead {
     // Adds the contributions of the key tile at j0 and the query tile at t0 to the gradients of keys and values, of queries, or
     // of all.
     void add(int j0, int t0, bool to_keys, bool to_queries) {
-        const bool diagonal = j0 == t0, first = j0 == first_keys(docs, t0);  // the first tile of keys for these queries
+        const bool diagonal = j0 == t0, first = j0 == first_keys(docs, a, t0);  // the first tile of keys for these queries
         const size_t keys = (size_t)j0 * H, queries = (size_t)t0 * H;
         const float scale = (float)a.scale;
         int starts[tile];
-        const int* docs_here = documents_of(starts, docs, t0, a.T);
+        const int* docs_here = documents_of(starts, docs, a, t0);
         for (int t = 0; t < tile; t += n) {
             const int seen = keys_seen(diagonal, t);
             const size_t stripe = queries + right_index<E>(0, t, H);
@@ -507,21 +511,29 @@ struct BackwardHead {
         store_transposed<n>(unit, x.dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0), a.HS, H,
                             {x.rotation, (size_t)b * a.T + t0});
     }
+    // Calls f(t0) for the tiles of queries that see the tile of keys at j0. Keys before all queries have no diagonal tile, which
+    // would set their gradients.
+    template <class F>
+    void for_each_query_tile(int j0, F f) {
+        if (j0 < a.first) std::fill_n(dkv + 2 * (size_t)j0 * H, 2 * (size_t)tile * H, 0.0f);
+        for (int t0 = std::max(j0, a.first); t0 < a.T && first_keys(docs, a, t0) <= j0; t0 += tile) f(t0);
+    }
     void run() {
         for (int j0 = 0; j0 < a.T; j0 += tile) {
             if (packs_keys) pack_keys(j0);
-            for (int t0 = j0; t0 < a.T && first_keys(docs, t0) <= j0; t0 += tile) {
-                if (j0 == first_keys(docs, t0)) pack_queries(t0);
+            for_each_query_tile(j0, [&](int t0) {
+                if (j0 == first_keys(docs, a, t0)) pack_queries(t0);
                 add(j0, t0, true, true);
                 if (t0 == j0) store_query_gradients(t0);  // all keys of these queries are done
-            }
+            });
         }
     }
     // The gradients of one tile's keys and values, then of its queries, when all tiles are packed. Every sum has the same order
     // as in run(), but scores and their gradients are computed twice: 7 products instead of 5.
     void run_tile(int at) {
-        for (int t0 = at; t0 < a.T && first_keys(docs, t0) <= at; t0 += tile) add(at, t0, true, false);
-        for (int j0 = first_keys(docs, at); j0 <= at; j0 += tile) add(j0, at, false, true);
+        for_each_query_tile(at, [&](int t0) { add(at, t0, true, false); });
+        if (at < a.first) return;
+        for (int j0 = first_keys(docs, a, at); j0 <= at; j0 += tile) add(j0, at, false, true);
         store_query_gradients(at);
     }
 };
@@ -534,16 +546,16 @@ inline void add_to(float* sum, const float* x, size_t n) {
 
 // Stores dkv (2, 64, H) of the tile at j0.
 template <class E>
-void store_key_gradients(const MatrixUnit<E>& unit, floatX* dqkv, float* dkv, const Rope* rotation, const AttentionShape& a,
+void store_key_gradients(const MatrixUnit<E>& unit, floatX* out, float* dkv, const Rope* rotation, const AttentionShape& a,
                          int b, int g, int j0) {
     const int H = padded_size(a.HS);
     for (const bool values : {false, true}) {
-        floatX* const to = dqkv + (values ? a.value(b, j0, g) : a.key(b, j0, g));
-        const bool streamed = streams(unit, to, a.row(), a.HS);
+        floatX* const to = out + (values ? a.value(b, j0, g) : a.key(b, j0, g));
+        const bool streamed = streams(unit, to, a.key_row(), a.HS);
         for (int j = 0; j < rows_at(a, j0); j++) {
             float* const row = dkv + (size_t)(values * tile + j) * H;
             if (!values) Back{rotation, (size_t)b * a.T + j0}.turn(row, j, a.HS);
-            put(streamed, to + (size_t)j * a.row(), a.HS, [=](int c, auto) { return load(row + c); });
+            put(streamed, to + (size_t)j * a.key_row(), a.HS, [=](int c, auto) { return load(row + c); });
         }
     }
 }
@@ -561,23 +573,23 @@ void on_unit(const Ctx& ctx, F f) {
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
 template <class E>
-void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const floatX* qkv, const real* slopes,
-             const int* doc_start, const AttentionShape& a) {
-    const int tiles = tiles_of(a.T), H = padded_size(a.HS);
+void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const floatX* qkv, const floatX* key_rows,
+             const real* slopes, const int* doc_start, const AttentionShape& a) {
+    const int tiles = tiles_of(a.T), query_tiles = tiles - a.first / tile, H = padded_size(a.HS);
     const size_t shared = round_up(KeysAndValues<E>::bytes(a), 64), per_thread = round_up(ForwardMemory<E>::bytes(H), 64);
     char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
     const KeysAndValues<E> kv{a, (E*)memory};
-    const int tasks = a.B * a.NH * tiles;
+    const int tasks = a.B * a.NH * query_tiles;
     // A head's last tile, which has the most keys, comes first: a long task at the end would leave threads idle.
     const auto queries_of = [&](int task) {
-        const int head = task / tiles;
-        return QueryTile{head / a.NH, head % a.NH, (tiles - 1 - task % tiles) * tile};
+        const int head = task / query_tiles;
+        return QueryTile{head / a.NH, head % a.NH, (tiles - 1 - task % query_tiles) * tile};
     };
     Team::run(ctx.threads, [&](Team::Member& me) {
         const ForwardMemory<E> m(memory + shared + per_thread * (size_t)me.number, H);
         me.share(a.B * a.NKV * tiles, [&](int64_t i) {
             const int task = (int)i;
-            kv.lay(unit, qkv, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
+            kv.lay(unit, key_rows, task / tiles / a.NKV, task / tiles % a.NKV, task % tiles * tile, m.rows);
         });
         unit.begin();
         me.share(tasks, [&](int64_t i) {
@@ -632,7 +644,7 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
             if (by_tiles) {
                 on_tiles([](auto& head, int at) {
                     head.pack_keys(at);
-                    head.pack_queries(at);
+                    if (at >= head.a.first) head.pack_queries(at);
                 });
                 on_tiles([](auto& head, int at) { head.run_tile(at); });
             } else {
@@ -646,7 +658,7 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
                 const int head = task / tiles, j0 = task % tiles * tile;
                 float* sum = summands + (size_t)head * group * n + (size_t)j0 * 2 * H;
                 for (int i = 1; i < group; i++) add_to(sum, sum + (size_t)i * n, (size_t)tile * 2 * H);
-                store_key_gradients(unit, x.dqkv, sum, x.rotation, a, head / a.NKV, head % a.NKV, j0);
+                store_key_gradients(unit, x.dkv, sum, x.rotation, a, head / a.NKV, head % a.NKV, j0);
                 fence();
             });
         } else {
@@ -658,7 +670,7 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
                     add_to(mine.dkv[0], mine.dkv[1], n);
                 }
                 for (int j0 = 0; j0 < a.T; j0 += tile)
-                    store_key_gradients(unit, x.dqkv, mine.dkv[0] + (size_t)j0 * 2 * H, x.rotation, a, task / a.NKV,
+                    store_key_gradients(unit, x.dkv, mine.dkv[0] + (size_t)j0 * 2 * H, x.rotation, a, task / a.NKV,
                                         task % a.NKV, j0);
                 fence();
             });
@@ -667,9 +679,9 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
     });
 }
 
-inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const real* slopes, const int* doc_start,
-                    const AttentionShape& a) {
-    on_unit(ctx, [&](const auto& unit) { forward(ctx, unit, out, lse, qkv, slopes, doc_start, a); });
+inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const floatX* kv, const real* slopes,
+                    const int* doc_start, const AttentionShape& a) {
+    on_unit(ctx, [&](const auto& unit) { forward(ctx, unit, out, lse, qkv, kv, slopes, doc_start, a); });
 }
 inline void backward(Ctx& ctx, const BackwardTensors& x, const AttentionShape& a) {
     on_unit(ctx, [&](const auto& unit) { backward(ctx, unit, x, a); });

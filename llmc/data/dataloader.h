@@ -26,6 +26,7 @@
 #include "../base/check.h"
 #include "../base/crc32c.h"
 #include "../base/text.h"
+#include "../model/mesh.h"
 #include "../model/preference.h"
 #include "blend.h"
 #include "dataset.h"
@@ -41,6 +42,25 @@ struct Batch {
     std::vector<AnswerPair> pairs;  // pairs of answers, in their rows
     int B = 0, T = 0;
     bool begins = true;  // sequences start here, and get the model's virtual tokens
+    Zigzag part;         // T are this rank's rows of sequences that are cut over ranks
+
+    // This rank's rows.
+    Batch cut(const Axis& cp) const {
+        Batch mine;
+        mine.B = B;
+        mine.T = T / cp.size;
+        mine.begins = begins;
+        mine.part = {cp};
+        const auto take = [&](const std::vector<int>& all, std::vector<int>& some) {
+            for (int b = 0; b < (all.empty() ? 0 : B); b++)
+                for (int t = 0; t < mine.T; t++) some.push_back(all[(size_t)b * T + mine.part.row(t, mine.T)]);
+        };
+        take(tokens, mine.tokens);
+        take(targets, mine.targets);
+        take(positions, mine.positions);
+        take(doc_start, mine.doc_start);
+        return mine;
+    }
 
     // The same sequences, each after n virtual tokens: places without a token (-1) and without a target. Documents that are
     // masked from each other each get their own virtual tokens: their positions and doc_start count from them, from -n on.
@@ -72,7 +92,7 @@ struct Batch {
     std::vector<int> first_keys(int window) const {
         std::vector<int> first = doc_start;
         first.resize(tokens.size());
-        for (size_t i = 0; i < first.size(); i++) first[i] = std::max(first[i], (int)(i % (size_t)T) - window + 1);
+        for (size_t i = 0; i < first.size(); i++) first[i] = std::max(first[i], part.row((int)(i % (size_t)T), T) - window + 1);
         return first;
     }
 };

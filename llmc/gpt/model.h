@@ -94,6 +94,7 @@ struct MicroBatch {
     // The current micro-batch.
     std::vector<AnswerPair> pairs;  // pairs of answers (DPO)
     int B = 0, T = 0;
+    Zigzag part;                     // T are this rank's rows of sequences that are cut over ranks (context_parallel.h)
     std::vector<int> virtual_rows;   // first rows of virtual tokens
     bool masks_documents = false;    // use doc_start; else only causality masks attention
     KeyValueCache* cache = nullptr;  // not null: each row is a new token that attends to its sequence's cached ones
@@ -106,12 +107,13 @@ struct MicroBatch {
 
     floatX* out() const { return x.back(); }
     int N() const { return B * T; }
+    int whole_T() const { return T * part.cp.size; }
     const int* documents() const { return masks_documents ? doc_start : nullptr; }
 };
 
 // The micro-batches, and the buffers that all of them and all blocks use in turn.
 struct Activations {
-    int B, T;                                            // the largest micro-batch that fits
+    int B, T;                                            // the largest micro-batch that fits, this rank's rows
     int head_rows;                                       // rows in the LM head, and of logits, at a time (--head-rows)
     std::vector<std::vector<MicroBatch>> micro_batches;  // [chunk of this rank][micro-batch]
     BlockActivations shared;                             // tensors that no block keeps for itself
@@ -128,7 +130,10 @@ struct Activations {
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8 codes: all rows; transposed inputs and gradients
     floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
     LossSums* sums;                                   // over all rows through the head since the last clear
-    floatX* branch_out;       // (Nl, C) output of attention or MLP, added to the residual stream; its gradient
+    floatX* branch_out;  // (Nl, C) output of attention or MLP, added to the residual stream; its gradient
+    // With context parallelism: keys and values of all ranks' rows, and their gradients, by rank; of a sequence, in its order.
+    floatX* all_keys;         // (cp, B, T, 2 NKVl, HS)
+    floatX *keys, *dkeys;     // (cp T, 2 NKVl, HS)
     real* dq_sums = nullptr;  // (dq_sums_size) for attention_backward; null: it is deterministic
     size_t dq_sums_size = 0;  // set before memory is planned
     floatX* dequantized;      // the weights of a layer at a time, if they are quantized
@@ -239,6 +244,7 @@ struct Model : TrainingMemory {
     }
     // Expert-parallel ranks whose rows are gathered.
     int dispatching_ranks() const { return recompute == Recompute::inference ? 1 : ranks->mesh.ep.size; }
+    int whole_T() const { return a.T * ranks->mesh.cp.size; }  // rows of the longest sequence, over all ranks
     AttentionShape attention(int B, int T) const {
         const double scale = c.attention_scale ? c.attention_scale : 1.0 / std::sqrt((double)c.HS());
         return {B, T, local.NHl, local.NKVl, c.HS(), (real)scale, (real)c.attention_softcap, {}, c.NH};

@@ -226,6 +226,11 @@ inline void plan_activations(Model& m, bool fp8) {
     m.a.all_rows = m.a.all_inputs = nullptr;
     if (m.ranks->sequence_parallel) arena.add(shared, &m.a.all_rows, N * C);
     if (m.ranks->overlap && !m.frozen) arena.add(shared, &m.a.all_inputs, N * C);
+    if (const size_t cp = (size_t)m.ranks->mesh.cp.size; cp > 1) {
+        const size_t row = 2 * (size_t)m.local.NKVl * m.c.HS();
+        arena.add(shared, &m.a.all_keys, cp * N * row);
+        for (floatX** keys : {&m.a.keys, &m.a.dkeys}) arena.add(shared, keys, cp * (size_t)m.a.T * row);
+    }
 }
 
 // Plans scratch memory for codes, and the scales of all tensors.

@@ -2,6 +2,8 @@
 // about rows and layers: how many rows of the residual stream this rank has, which positions and mask a layer's attention uses,
 // which random numbers its dropout draws. Blocks are counted on this rank, layers in the whole model. upload() starts a pass.
 #pragma once
+#include <algorithm>
+
 #include "../base/check.h"
 #include "../data/dataloader.h"
 #include "../dropout.h"
@@ -70,10 +72,12 @@ struct Pass {
         rule.by_position = m.expert_capacity.by_position;
         return rule;
     }
+    // If sequences are cut over ranks, each of their two chunks counts as a sequence.
+    bool cut_context() const { return in.part.cp.size > 1; }
     AttentionShape attention(int block) const {
-        AttentionShape shape = m.attention(in.B, in.T);
-        const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.local.NHl;
-        shape.dropout = dropout(m.c.attention_dropout, 1 + 3 * layer(block), head * in.T * in.T);
+        AttentionShape shape = cut_context() ? m.attention(2 * in.B, in.T / 2) : m.attention(in.B, in.T);
+        const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.local.NHl, T = in.whole_T();
+        shape.dropout = dropout(m.c.attention_dropout, 1 + 3 * layer(block), head * T * T);
         return shape;
     }
     // `site`: a number that gives each dropout of the model its own draws: 0 after the embedding; in layer l 1 + 3 l for
@@ -84,9 +88,17 @@ struct Pass {
         if (!in.drops) return {};
         return {(real)rate, {in.seed, (uint32_t)site, (uint64_t)first}};
     }
-    Dropout dropout(double rate, int site) const {
-        const int64_t row = in.sample * in.T + (cut_rows() ? m.ranks->mesh.tp.rank * local_rows() : 0);
-        return dropout(rate, site, row * m.c.C);
+    Dropout dropout(double rate, int site) const { return dropout(rate, site, in.sample * in.whole_T() * m.c.C); }
+    // Applies dropout to this rank's rows of the residual stream. out may be inp.
+    void drop(floatX* out, const floatX* inp, const Dropout& of_samples) const {
+        const int C = m.c.C, begin = cut_rows() ? m.ranks->mesh.tp.rank * local_rows() : 0, end = begin + local_rows();
+        const int chunk = cut_context() ? in.T / 2 : end - begin;  // consecutive rows of the run
+        for (int row = begin, next = 0; row < end; row = next) {
+            next = cut_context() ? std::min(end, (row / chunk + 1) * chunk) : end;
+            const int in_run = cut_context() ? row / in.T * in.whole_T() + in.part.row(row % in.T, in.T) : row;
+            const size_t at = (size_t)(row - begin) * C;
+            be::dropout_forward(ctx, out + at, inp + at, (size_t)(next - row) * C, of_samples.from((size_t)in_run * C));
+        }
     }
     Dropout hidden_dropout(const Linear& l) const {
         return dropout(m.c.hidden_dropout, (l.matrix == Matrix::proj ? 2 : 3) + 3 * layer(l.block));
@@ -125,6 +137,7 @@ inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     to.virtual_rows = begins ? batch.virtual_rows() : std::vector<int>();
     to.B = batch.B;
     to.T = batch.T;
+    to.part = batch.part;
     to.masks_documents = !batch.doc_start.empty();
     to.cache = nullptr;
     to.gradients = Acc::Add;

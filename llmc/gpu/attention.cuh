@@ -44,6 +44,28 @@ inline void check_attention_shape(const AttentionShape& a) {
     CHECK(a.scale > 0, "the largest score is looked for before scaling");
 }
 
+// Some rows: not with the kernels for Hopper, which read queries, keys and values from one tensor.
+inline void attention_rows_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const floatX* kv,
+                                   const AttentionMask& mask, const AttentionShape& shape) {
+    check_attention_shape(shape);
+#ifndef PRECISION_FP32
+    const bool mma = choose_attention(ctx, shape) != AttentionKernels::simple;
+    CHECK(!mma || aligned_16(out, qkv, kv), "rows are moved 16 bytes at a time");
+    if (mma) return attention_forward_mma(ctx, out, lse, qkv, kv, mask, shape);
+#endif
+    attention_forward_simple(ctx, out, lse, qkv, kv, mask, shape);
+}
+inline void attention_rows_backward(Ctx& ctx, floatX* dqkv, floatX* dkv, const floatX* dout, const AttentionActs& acts,
+                                    const AttentionMask& mask, const AttentionShape& shape) {
+    check_attention_shape(shape);
+#ifndef PRECISION_FP32
+    const bool mma = choose_attention(ctx, shape) != AttentionKernels::simple;
+    CHECK(!mma || aligned_16(dqkv, dkv, dout, acts.out, acts.qkv, acts.keys()), "rows are moved 16 bytes at a time");
+    if (mma) return attention_backward_mma(ctx, dqkv, dkv, dout, acts, mask, shape);
+#endif
+    attention_backward_simple(ctx, dqkv, dkv, dout, acts, mask, shape);
+}
+
 inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const AttentionMask& mask,
                               const AttentionShape& shape) {
     check_attention_shape(shape);
@@ -51,9 +73,9 @@ inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qk
     const AttentionKernels kernels = choose_attention(ctx, shape);
     CHECK(kernels == AttentionKernels::simple || aligned_16(out, qkv), "rows are moved 16 bytes at a time");
     if (kernels == AttentionKernels::hopper) return attention_forward_hopper(ctx, out, lse, qkv, mask, shape);
-    if (kernels == AttentionKernels::mma) return attention_forward_mma(ctx, out, lse, qkv, mask, shape);
+    if (kernels == AttentionKernels::mma) return attention_forward_mma(ctx, out, lse, qkv, qkv, mask, shape);
 #endif
-    attention_forward_simple(ctx, out, lse, qkv, mask, shape);
+    attention_forward_simple(ctx, out, lse, qkv, qkv, mask, shape);
 }
 
 inline size_t attention_sums([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const AttentionShape& shape) {
@@ -74,9 +96,9 @@ inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const
           "rows are moved 16 bytes at a time");
     if (kernels == AttentionKernels::hopper)
         return attention_backward_hopper(ctx, dqkv, dout, acts.out, acts.lse, acts.qkv, mask, shape, dq_sums);
-    if (kernels == AttentionKernels::mma) return attention_backward_mma(ctx, dqkv, dout, acts, mask, shape);
+    if (kernels == AttentionKernels::mma) return attention_backward_mma(ctx, dqkv, dqkv, dout, acts, mask, shape);
 #endif
-    attention_backward_simple(ctx, dqkv, dout, acts, mask, shape);
+    attention_backward_simple(ctx, dqkv, dqkv, dout, acts, mask, shape);
 }
 
 inline void attention_rope_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts,

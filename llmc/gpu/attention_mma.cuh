@@ -220,8 +220,8 @@ __device__ __forceinline__ void store_rows(bf16* head, size_t row_size, int firs
 // One function although it is long: all parts of the loop work on the same registers (o, top, sum).
 template <int HS, bool capped_or_dropped>
 __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
-    attention_forward(bf16* out, float* lse, const bf16* qkv, const float* slopes, const int* doc_start, AttentionShape a,
-                      CapAndDropout cap, WorkOrder order) {
+    attention_forward(bf16* out, float* lse, const bf16* qkv, const bf16* kv, const float* slopes, const int* doc_start,
+                      AttentionShape a, CapAndDropout cap, WorkOrder order) {
     using F = Forward<HS>;
     constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
     DYNAMIC_SHARED(bf16, shared);
@@ -230,21 +230,21 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
     const auto values = [&](int stage) { return shared + (F::rows + stage * 2 * N + N) * HS; };
     const WorkOrder::Item item = order.item(blockIdx.x);
     const int b = item.head / a.NH, h = item.head % a.NH, g = h / a.group();
-    const int t0 = (order.tiles - 1 - item.tile) * F::rows, t_end = min(t0 + F::rows, a.T);
-    const int* docs = doc_start ? doc_start + (size_t)b * a.T : nullptr;
+    const int t0 = a.first + (order.tiles - 1 - item.tile) * F::rows, t_end = min(t0 + F::rows, a.T);
+    const auto first_key = [&](int t) { return doc_start ? doc_start[a.query_row(b, min(t, a.T - 1))] : 0; };
     // The warp's rows, and the first keys that they see; rows past the end use the last row's, and are not written.
     const int t_first = t0 + warp * 16 * M, t_last = t_first + 16 * M - 1;
-    const int first_of_first = docs ? docs[min(t_first, a.T - 1)] : 0, first_of_last = docs ? docs[min(t_last, a.T - 1)] : 0;
+    const int first_of_first = first_key(t_first), first_of_last = first_key(t_last);
 
     const auto copy_stage = [&](int stage, int j0) {
-        copy_tile<HS, N, threads>(keys(stage), qkv + a.key(b, 0, g), a.row(), j0, a.T);
-        copy_tile<HS, N, threads>(values(stage), qkv + a.value(b, 0, g), a.row(), j0, a.T);
+        copy_tile<HS, N, threads>(keys(stage), kv + a.key(b, 0, g), a.key_row(), j0, a.T);
+        copy_tile<HS, N, threads>(values(stage), kv + a.value(b, 0, g), a.key_row(), j0, a.T);
         copy_async_commit();
     };
     bf16* queries = shared;
-    copy_tile<HS, F::rows, threads>(queries, qkv + a.query(b, 0, h), a.row(), t0, a.T);
+    copy_tile<HS, F::rows, threads>(queries, qkv + a.query(b, a.first, h), a.row(), t0 - a.first, a.queries());
     // doc_start does not decrease within a sequence, so the block's first row sees furthest back.
-    int j0 = docs ? docs[t0] / N * N : 0, stage = 0;
+    int j0 = first_key(t0) / N * N, stage = 0;
     copy_stage(stage, j0);
 
     // Scores are scaled such that 2^(factor * s) is their exponential: with ALiBi they are scaled before the bias is added.
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
         if (j0 + N - 1 > t_first || j0 < first_of_last)
             mask(s, [&](int row, int column) {
                 const int t = t_first + row, j = j0 + column;
-                return j > t || j < (docs ? docs[min(t, a.T - 1)] : 0);
+                return j > t || j < first_key(t);
             });
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -311,14 +311,15 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
             const int t = t_first + lane_row(m, 2 * i);
             if (lane % 4 == 0 && t < a.T) lse[a.statistic(b, t, h)] = top[m][i] * factor * ln_2 + logf(total);
         }
-    store_rows<HS, M>(out + a.output(b, 0, h), a.output_row(), t_first, a.T, o, inverse, queries + warp * 16 * M * HS);
+    store_rows<HS, M>(out + a.output(b, a.first, h), a.output_row(), t_first - a.first, a.queries(), o, inverse,
+                      queries + warp * 16 * M * HS);
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
 template <int HS, bool capped_or_dropped>
 __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
-    attention_backward_queries(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
-                               AttentionShape a, CapAndDropout cap, WorkOrder order) {
+    attention_backward_queries(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const bf16* kv,
+                               const float* slopes, AttentionShape a, CapAndDropout cap, WorkOrder order) {
     using F = BackwardQueries<HS>;
     constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
     DYNAMIC_SHARED(bf16, shared);
@@ -328,18 +329,18 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
     const auto values = [&](int stage) { return shared + (2 * F::rows + stage * 2 * N + N) * HS; };
     const WorkOrder::Item item = order.item(blockIdx.x);
     const int b = item.head / a.NH, h = item.head % a.NH, g = h / a.group();
-    const int t0 = (order.tiles - 1 - item.tile) * F::rows, t_end = min(t0 + F::rows, a.T);
+    const int t0 = a.first + (order.tiles - 1 - item.tile) * F::rows, t_end = min(t0 + F::rows, a.T);
     const int t_first = t0 + warp * 16 * M, t_last = t_first + 16 * M - 1;
 
     const auto copy_stage = [&](int stage, int j0) {
-        copy_tile<HS, N, threads>(keys(stage), qkv + a.key(b, 0, g), a.row(), j0, a.T);
-        copy_tile<HS, N, threads>(values(stage), qkv + a.value(b, 0, g), a.row(), j0, a.T);
+        copy_tile<HS, N, threads>(keys(stage), kv + a.key(b, 0, g), a.key_row(), j0, a.T);
+        copy_tile<HS, N, threads>(values(stage), kv + a.value(b, 0, g), a.key_row(), j0, a.T);
         copy_async_commit();
     };
-    copy_tile<HS, F::rows, threads>(queries, qkv + a.query(b, 0, h), a.row(), t0, a.T);
-    copy_tile<HS, F::rows, threads>(douts, dout + a.output(b, 0, h), a.output_row(), t0, a.T);
-    info += a.statistic(b, 0, h);
-    int j0 = info[t0].first_key / N * N, stage = 0;
+    copy_tile<HS, F::rows, threads>(queries, qkv + a.query(b, a.first, h), a.row(), t0 - a.first, a.queries());
+    copy_tile<HS, F::rows, threads>(douts, dout + a.output(b, a.first, h), a.output_row(), t0 - a.first, a.queries());
+    const auto info_of = [&](int t) -> const RowInfo& { return info[a.statistic(b, min(t, a.T - 1), h)]; };
+    int j0 = info_of(t0).first_key / N * N, stage = 0;
     copy_stage(stage, j0);
 
     float lse_log2[M][2], correction[M][2];  // rows past the end: the last row's; not written
@@ -347,10 +348,10 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const RowInfo& row = info[min(t_first + lane_row(m, 2 * i), a.T - 1)];
+            const RowInfo& row = info_of(t_first + lane_row(m, 2 * i));
             lse_log2[m][i] = row.lse_log2, correction[m][i] = row.correction;
         }
-    const int first_of_first = info[min(t_first, a.T - 1)].first_key, first_of_last = info[min(t_last, a.T - 1)].first_key;
+    const int first_of_first = info_of(t_first).first_key, first_of_last = info_of(t_last).first_key;
 
     const float scale = capped_or_dropped && cap.capped ? 1.0f : a.scale * log2_e, slope = slopes ? slopes[h] * log2_e : 0.0f,
                 factor = slopes ? 1.0f : scale;
@@ -373,7 +374,7 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
         if (j0 + N - 1 > t_first || j0 < first_of_last)
             mask(s, [&](int row, int column) {
                 const int t = t_first + row, j = j0 + column;
-                return j > t || j < info[min(t, a.T - 1)].first_key;
+                return j > t || j < info_of(t).first_key;
             });
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -389,17 +390,17 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
     float factors[M][2];
 #pragma unroll
     for (int m = 0; m < M; m++) factors[m][0] = factors[m][1] = a.scale;
-    store_rows<HS, M>(dqkv + a.query(b, 0, h), a.row(), t_first, a.T, dq, factors, queries + warp * 16 * M * HS);
+    store_rows<HS, M>(dqkv + a.query(b, a.first, h), a.row(), t_first - a.first, a.queries(), dq, factors,
+                      queries + warp * 16 * M * HS);
 }
 
 // with_keys, with_values: which gradients to compute. Both together do not fit into registers for heads of 192 and 256.
 template <int HS, bool capped_or_dropped, bool with_keys, bool with_values>
 __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>::blocks)
-    attention_backward_keys(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
-                            const int* doc_start, AttentionShape a, CapAndDropout cap, WorkOrder order) {
+    attention_backward_keys(bf16* dkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const bf16* kv,
+                            const float* slopes, const int* doc_start, AttentionShape a, CapAndDropout cap, WorkOrder order) {
     using F = BackwardKeys<HS>;
     constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
-    static_assert(F::rows % N == 0, "the first tile of queries starts at the first key");
     DYNAMIC_SHARED(bf16, shared);
     const int warp = threadIdx.x / 32;
     bf16 *keys = shared, *values = keys + F::rows * HS;
@@ -409,19 +410,20 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
     const WorkOrder::Item item = order.item(blockIdx.x);
     const int b = item.head / a.NKV, g = item.head % a.NKV;
     const int j0 = item.tile * F::rows, j_first = j0 + warp * 16 * M, j_last = j_first + 16 * M - 1;
-    const int t_end = doc_start ? first_row_past(doc_start + (size_t)b * a.T, j0, a.T, j0 + F::rows) : a.T;
+    // The first tile of queries starts at the first key, or with the first query.
+    const int t_begin = max(j0, a.first), t_end = rows_that_see(doc_start, a, b, t_begin, j0 + F::rows);
 
     // Rows past the end are zero: their dout and correction are zero, so they add nothing, whatever their weights.
     const auto copy_stage = [&](int stage, int h, int t0) {
-        copy_tile<HS, N, threads>(queries(stage), qkv + a.query(b, 0, h), a.row(), t0, a.T);
-        copy_tile<HS, N, threads>(douts(stage), dout + a.output(b, 0, h), a.output_row(), t0, a.T);
+        copy_tile<HS, N, threads>(queries(stage), qkv + a.query(b, a.first, h), a.row(), t0 - a.first, a.queries());
+        copy_tile<HS, N, threads>(douts(stage), dout + a.output(b, a.first, h), a.output_row(), t0 - a.first, a.queries());
         const int i = threadIdx.x;
         if (i < N) copy_async_16(infos + stage * N + i, info + a.statistic(b, t0 + i, h), t0 + i < a.T);
         copy_async_commit();
     };
-    copy_tile<HS, F::rows, threads>(keys, qkv + a.key(b, 0, g), a.row(), j0, a.T);
-    copy_tile<HS, F::rows, threads>(values, qkv + a.value(b, 0, g), a.row(), j0, a.T);
-    int h = g * a.group(), t0 = j0, stage = 0;
+    copy_tile<HS, F::rows, threads>(keys, kv + a.key(b, 0, g), a.key_row(), j0, a.T);
+    copy_tile<HS, F::rows, threads>(values, kv + a.value(b, 0, g), a.key_row(), j0, a.T);
+    int h = g * a.group(), t0 = t_begin, stage = 0;
     const int h_end = h + a.group();
     copy_stage(stage, h, t0);
 
@@ -436,7 +438,7 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
         t0 += N;
         // the next head of the group
         if (t0 >= t_end) {
-            t0 = j0;
+            t0 = t_begin;
             h++;
         }
         if (h < h_end) copy_stage(stage ^ 1, h, t0);
@@ -476,30 +478,31 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
     for (int m = 0; m < M; m++)
         scales[m][0] = scales[m][1] = a.scale, keeps[m][0] = keeps[m][1] = capped_or_dropped ? cap.keep : 1.0f;
     if constexpr (with_keys)
-        store_rows<HS, M>(dqkv + a.key(b, 0, g), a.row(), j_first, a.T, dk, scales, keys + warp * 16 * M * HS);
+        store_rows<HS, M>(dkv + a.key(b, 0, g), a.key_row(), j_first, a.T, dk, scales, keys + warp * 16 * M * HS);
     if constexpr (with_values)
-        store_rows<HS, M>(dqkv + a.value(b, 0, g), a.row(), j_first, a.T, dv, keeps, values + warp * 16 * M * HS);
+        store_rows<HS, M>(dkv + a.value(b, 0, g), a.key_row(), j_first, a.T, dv, keeps, values + warp * 16 * M * HS);
 }
 
 // ---- launches --------------------------------------------------------------------------------------------------------------
 template <int HS, bool capped_or_dropped>
-void launch_forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask, const AttentionShape& a) {
+void launch_forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const bf16* kv, const AttentionMask& mask,
+                    const AttentionShape& a) {
     using F = Forward<HS>;
     const WorkOrder order = queries_order<bf16>(a, F::rows, section_bytes);
-    LAUNCH((attention_forward<HS, capped_or_dropped>), order.items(), 32 * F::warps, F::bytes, ctx, out, lse, qkv, mask.slopes,
-           mask.doc_start, a, CapAndDropout(a), order);
+    LAUNCH((attention_forward<HS, capped_or_dropped>), order.items(), 32 * F::warps, F::bytes, ctx, out, lse, qkv, kv,
+           mask.slopes, mask.doc_start, a, CapAndDropout(a), order);
 }
 
 template <int HS, bool capped_or_dropped>
-void launch_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const AttentionMask& mask,
-                     const AttentionShape& a) {
+void launch_backward(Ctx& ctx, bf16* dqkv, bf16* dkv, const bf16* dout, const RowInfo* info, const AttentionActs& acts,
+                     const AttentionMask& mask, const AttentionShape& a) {
     using Q = BackwardQueries<HS>;
     using K = BackwardKeys<HS>;
     const WorkOrder of_keys = keys_order<bf16>(a, K::rows, section_bytes);
     const WorkOrder of_queries = queries_order<bf16>(a, Q::rows, section_bytes);
     const auto launch = [&](auto kernel) {
-        LAUNCH(kernel, of_keys.items(), 32 * K::warps, K::bytes, ctx, dqkv, dout, info, qkv, mask.slopes, mask.doc_start, a,
-               CapAndDropout(a), of_keys);
+        LAUNCH(kernel, of_keys.items(), 32 * K::warps, K::bytes, ctx, dkv, dout, info, acts.qkv, acts.keys(), mask.slopes,
+               mask.doc_start, a, CapAndDropout(a), of_keys);
     };
     if constexpr (K::apart) {
         launch(attention_backward_keys<HS, capped_or_dropped, true, false>);
@@ -508,31 +511,33 @@ void launch_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info
         launch(attention_backward_keys<HS, capped_or_dropped, true, true>);
     }
     LAUNCH((attention_backward_queries<HS, capped_or_dropped>), of_queries.items(), 32 * Q::warps, Q::bytes, ctx, dqkv, dout,
-           info, qkv, mask.slopes, a, CapAndDropout(a), of_queries);
+           info, acts.qkv, acts.keys(), mask.slopes, a, CapAndDropout(a), of_queries);
 }
 
 template <bool capped_or_dropped>
-void forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask, const AttentionShape& a) {
-    MmaHeads::call(a.HS, [&](auto HS) { launch_forward<HS.value, capped_or_dropped>(ctx, out, lse, qkv, mask, a); });
+void forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const bf16* kv, const AttentionMask& mask,
+             const AttentionShape& a) {
+    MmaHeads::call(a.HS, [&](auto HS) { launch_forward<HS.value, capped_or_dropped>(ctx, out, lse, qkv, kv, mask, a); });
 }
 
 template <bool capped_or_dropped>
-void backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const AttentionMask& mask,
-              const AttentionShape& a) {
-    MmaHeads::call(a.HS, [&](auto HS) { launch_backward<HS.value, capped_or_dropped>(ctx, dqkv, dout, info, qkv, mask, a); });
+void backward(Ctx& ctx, bf16* dqkv, bf16* dkv, const bf16* dout, const RowInfo* info, const AttentionActs& acts,
+              const AttentionMask& mask, const AttentionShape& a) {
+    MmaHeads::call(a.HS,
+                   [&](auto HS) { launch_backward<HS.value, capped_or_dropped>(ctx, dqkv, dkv, dout, info, acts, mask, a); });
 }
 
 }  // namespace mma
 
-inline void attention_forward_mma(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask,
+inline void attention_forward_mma(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const bf16* kv, const AttentionMask& mask,
                                   const AttentionShape& a) {
-    (a.capped_or_dropped() ? mma::forward<true> : mma::forward<false>)(ctx, out, lse, qkv, mask, a);
+    (a.capped_or_dropped() ? mma::forward<true> : mma::forward<false>)(ctx, out, lse, qkv, kv, mask, a);
 }
 
-inline void attention_backward_mma(Ctx& ctx, bf16* dqkv, const bf16* dout, const AttentionActs& acts, const AttentionMask& mask,
-                                   const AttentionShape& a) {
+inline void attention_backward_mma(Ctx& ctx, bf16* dqkv, bf16* dkv, const bf16* dout, const AttentionActs& acts,
+                                   const AttentionMask& mask, const AttentionShape& a) {
     const RowInfo* info = compute_row_info(ctx, dout, acts, mask.doc_start, a);
-    (a.capped_or_dropped() ? mma::backward<true> : mma::backward<false>)(ctx, dqkv, dout, info, acts.qkv, mask, a);
+    (a.capped_or_dropped() ? mma::backward<true> : mma::backward<false>)(ctx, dqkv, dkv, dout, info, acts, mask, a);
 }
 
 }  // namespace gpu

@@ -49,7 +49,7 @@ inline WorkOrder work_order(int tiles, size_t heads, int group, size_t shared_by
 template <class E>
 WorkOrder queries_order(const AttentionShape& a, int rows, size_t cache_bytes) {
     const size_t shared_bytes = 2 * sizeof(E) * a.T * a.HS;
-    return work_order(ceil_div(a.T, rows), (size_t)a.B * a.NH, a.group(), shared_bytes, cache_bytes);
+    return work_order(ceil_div(a.queries(), rows), (size_t)a.B * a.NH, a.group(), shared_bytes, cache_bytes);
 }
 template <class E>
 WorkOrder keys_order(const AttentionShape& a, int rows, size_t cache_bytes) {
@@ -66,6 +66,11 @@ __device__ inline int first_row_past(const int* doc_start /*(T)*/, int from, int
         else from = middle + 1;
     }
     return end;
+}
+// The end of the queries, from row `from` on, that may see keys before row `end` of sequence b.
+__device__ inline int rows_that_see(const int* doc_start, const AttentionShape& a, int b, int from, int end) {
+    if (!doc_start) return a.T;
+    return a.first + first_row_past(doc_start + (size_t)b * a.queries(), from - a.first, a.queries(), end);
 }
 
 }  // namespace gpu

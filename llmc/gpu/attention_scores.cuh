@@ -87,7 +87,7 @@ private:
     static __device__ __forceinline__ uint32_t run(const AttentionShape& a, int b, int h, int t, int j) {
         const uint64_t first = a.dropout.draws.first + a.weight(b, h, t, j);
         const unsigned threshold = a.dropout.threshold();
-        const int groups = n / 4 + (a.T % 4 != 0 || a.dropout.draws.first % 4 != 0);  // the same for all lanes
+        const int groups = n / 4 + (a.weight_rows() % 4 != 0 || a.dropout.draws.first % 4 != 0);  // the same for all lanes
         uint64_t bits = 0;
 #pragma unroll 1
         for (int k = 0; k < groups; k++) {

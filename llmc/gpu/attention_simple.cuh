@@ -32,7 +32,7 @@ template <bool packed>
 __global__ void attention_row_info(RowInfo* info /*(B, NH, T)*/, const floatX* dout, const floatX* out, const float* lse,
                                    const int* doc_start, AttentionShape a, int lanes) {
     const int lane = threadIdx.x % 32;
-    const size_t n = (size_t)a.B * a.T * a.NH;
+    const size_t n = (size_t)a.B * a.queries() * a.NH;
     const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / lanes;
     float sum = 0;
     if (row < n)
@@ -44,7 +44,8 @@ __global__ void attention_row_info(RowInfo* info /*(B, NH, T)*/, const floatX* d
         }
     for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(all_lanes, sum, offset);
     if (row < n && lane % lanes == 0) {
-        const int h = (int)(row % a.NH), b = (int)(row / a.NH / a.T), t = (int)(row / a.NH % a.T);
+        const int queries = a.queries(), h = (int)(row % a.NH), b = (int)(row / a.NH / queries);
+        const int t = a.first + (int)(row / a.NH % queries);
         const size_t i = a.statistic(b, t, h);
         info[i] = {lse[i], lse[i] * log2_e, sum, doc_start ? doc_start[row / a.NH] : 0};
     }
@@ -59,7 +60,7 @@ inline int lanes_of_row(int HS) {
 
 inline RowInfo* compute_row_info(Ctx& ctx, const floatX* dout, const AttentionActs& acts, const int* doc_start,
                                  const AttentionShape& a) {
-    const size_t n = (size_t)a.B * a.T * a.NH;
+    const size_t n = (size_t)a.B * a.queries() * a.NH;
     RowInfo* info = (RowInfo*)ctx.scratch(n * sizeof(RowInfo));
     const int lanes = lanes_of_row(a.HS);
     const unsigned blocks = (unsigned)ceil_div(n * lanes, 256);
@@ -144,8 +145,8 @@ inline size_t backward_bytes(int HS, int rows) {
 
 template <int C>
 __global__ void __launch_bounds__(32 * warps<C>, 1)
-    attention_forward(floatX* out, float* lse, const floatX* qkv, const float* slopes, const int* doc_start, AttentionShape a,
-                      WorkOrder order) {
+    attention_forward(floatX* out, float* lse, const floatX* qkv, const floatX* kv, const float* slopes, const int* doc_start,
+                      AttentionShape a, WorkOrder order) {
     constexpr int rows = block_rows<C>;
     DYNAMIC_SHARED(float, shared);
     const int HS = a.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -153,11 +154,11 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
     float* weights = queries + rows * HS;
     const WorkOrder::Item item = order.item(blockIdx.x);
     const int b = item.head / a.NH, h = item.head % a.NH, g = h / a.group();
-    const int t0 = (order.tiles - 1 - item.tile) * rows, t_end = min(t0 + rows, a.T);
+    const int t0 = a.first + (order.tiles - 1 - item.tile) * rows, t_end = min(t0 + rows, a.T);
     const int t = t0 + warp * R;  // the warp's first row
     const float slope = slopes ? slopes[h] : 0.0f;
     int first[R];  // first key of row r; rows past the end use the last row's, and are not written
-    for (int r = 0; r < R; r++) first[r] = doc_start ? doc_start[(size_t)b * a.T + min(t + r, a.T - 1)] : 0;
+    for (int r = 0; r < R; r++) first[r] = doc_start ? doc_start[a.query_row(b, min(t + r, a.T - 1))] : 0;
 
     float *my_queries = queries + warp * R * HS, *p = weights + warp * R * tile;
     float top[R], sum[R], o[R][C] = {};
@@ -165,13 +166,13 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
         top[r] = -INFINITY;
         sum[r] = 0;
     }
-    load_rows(queries, HS, qkv + a.query(b, 0, h), a.row(), t0, rows, a.T, HS);
+    load_rows(queries, HS, qkv + a.query(b, a.first, h), a.row(), t0 - a.first, rows, a.queries(), HS);
     // doc_start does not decrease within a sequence, so the block's first row sees furthest back.
-    const int j_first = doc_start ? doc_start[(size_t)b * a.T + t0] / tile * tile : 0;
+    const int j_first = doc_start ? doc_start[a.query_row(b, t0)] / tile * tile : 0;
     for (int j0 = j_first; j0 < t_end; j0 += tile) {
         __syncthreads();  // the last tile has been read
-        load_rows(keys, tile_row(HS), qkv + a.key(b, 0, g), a.row(), j0, tile, a.T, HS);
-        load_rows(values, tile_row(HS), qkv + a.value(b, 0, g), a.row(), j0, tile, a.T, HS);
+        load_rows(keys, tile_row(HS), kv + a.key(b, 0, g), a.key_row(), j0, tile, a.T, HS);
+        load_rows(values, tile_row(HS), kv + a.value(b, 0, g), a.key_row(), j0, tile, a.T, HS);
         __syncthreads();
         float s[R];
         multiply(s, my_queries, keys, HS);
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
         for (int i = 0; i < C; i++) o[r][i] /= sum[r];
         if (lane == 0 && t + r < a.T) lse[a.statistic(b, t + r, h)] = top[r] + logf(sum[r]);
     }
-    store_rows<C>(out + a.output(b, 0, h), a.output_row(), t, a.T, HS, o, 1.0f);
+    store_rows<C>(out + a.output(b, a.first, h), a.output_row(), t - a.first, a.queries(), HS, o, 1.0f);
 }
 
 // For row t of head h and key j, from q.k and dout.v: p after dropout, and p (dp - correction) times the derivative of the cap;
@@ -212,8 +213,8 @@ __device__ __forceinline__ void weights_of(float& p, float& ds, float qk, float 
 
 template <int C>
 __global__ void __launch_bounds__(32 * warps<C>, 1)
-    attention_backward_queries(floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const float* slopes,
-                               AttentionShape a, WorkOrder order) {
+    attention_backward_queries(floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const floatX* kv,
+                               const float* slopes, AttentionShape a, WorkOrder order) {
     constexpr int rows = block_rows<C>;
     DYNAMIC_SHARED(float, shared);
     const int HS = a.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
     float *douts = queries + rows * HS, *weights = douts + rows * HS;
     const WorkOrder::Item item = order.item(blockIdx.x);
     const int b = item.head / a.NH, h = item.head % a.NH, g = h / a.group();
-    const int t0 = (order.tiles - 1 - item.tile) * rows, t_end = min(t0 + rows, a.T);
+    const int t0 = a.first + (order.tiles - 1 - item.tile) * rows, t_end = min(t0 + rows, a.T);
     const int t = t0 + warp * R;
     const float slope = slopes ? slopes[h] : 0.0f;
     RowInfo row[R];
@@ -229,12 +230,12 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
 
     float *my_queries = queries + warp * R * HS, *my_douts = douts + warp * R * HS, *my_weights = weights + warp * R * tile;
     float dq[R][C] = {};
-    load_rows(queries, HS, qkv + a.query(b, 0, h), a.row(), t0, rows, a.T, HS);
-    load_rows(douts, HS, dout + a.output(b, 0, h), a.output_row(), t0, rows, a.T, HS);
+    load_rows(queries, HS, qkv + a.query(b, a.first, h), a.row(), t0 - a.first, rows, a.queries(), HS);
+    load_rows(douts, HS, dout + a.output(b, a.first, h), a.output_row(), t0 - a.first, rows, a.queries(), HS);
     for (int j0 = info[a.statistic(b, t0, h)].first_key / tile * tile; j0 < t_end; j0 += tile) {
         __syncthreads();
-        load_rows(keys, tile_row(HS), qkv + a.key(b, 0, g), a.row(), j0, tile, a.T, HS);
-        load_rows(values, tile_row(HS), qkv + a.value(b, 0, g), a.row(), j0, tile, a.T, HS);
+        load_rows(keys, tile_row(HS), kv + a.key(b, 0, g), a.key_row(), j0, tile, a.T, HS);
+        load_rows(values, tile_row(HS), kv + a.value(b, 0, g), a.key_row(), j0, tile, a.T, HS);
         __syncthreads();
         float qk[R], dov[R];
         multiply(qk, my_queries, keys, HS);
@@ -248,15 +249,15 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
         accumulate<C>(dq, my_weights, keys, HS);
         __syncwarp();
     }
-    store_rows<C>(dqkv + a.query(b, 0, h), a.row(), t, a.T, HS, dq, a.scale);
+    store_rows<C>(dqkv + a.query(b, a.first, h), a.row(), t - a.first, a.queries(), HS, dq, a.scale);
 }
 
 // A block owns keys of one key/value head and loops over the queries of all heads of its group, so their sum needs no second
 // pass.
 template <int C>
 __global__ void __launch_bounds__(32 * warps<C>, 1)
-    attention_backward_keys(floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const float* slopes,
-                            const int* doc_start, AttentionShape a, WorkOrder order) {
+    attention_backward_keys(floatX* dkv, const floatX* dout, const RowInfo* info, const floatX* qkv, const floatX* kv,
+                            const float* slopes, const int* doc_start, AttentionShape a, WorkOrder order) {
     constexpr int rows = block_rows<C>;
     DYNAMIC_SHARED(float, shared);
     const int HS = a.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -265,19 +266,19 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
     const WorkOrder::Item item = order.item(blockIdx.x);
     const int b = item.head / a.NKV, g = item.head % a.NKV;
     const int j0 = item.tile * rows, j = j0 + warp * R;  // j: the warp's first key
-    const int t_end = doc_start ? first_row_past(doc_start + (size_t)b * a.T, j0, a.T, j0 + rows) : a.T;
+    const int t_first = max(j0, a.first), t_end = rows_that_see(doc_start, a, b, t_first, j0 + rows);
 
     float *my_keys = keys + warp * R * HS, *my_values = values + warp * R * HS;
     float *p = weights + warp * R * 2 * tile, *ds = p + R * tile;
     float dk[R][C] = {}, dv[R][C] = {};
-    load_rows(keys, HS, qkv + a.key(b, 0, g), a.row(), j0, rows, a.T, HS);
-    load_rows(values, HS, qkv + a.value(b, 0, g), a.row(), j0, rows, a.T, HS);
+    load_rows(keys, HS, kv + a.key(b, 0, g), a.key_row(), j0, rows, a.T, HS);
+    load_rows(values, HS, kv + a.value(b, 0, g), a.key_row(), j0, rows, a.T, HS);
     for (int h = g * a.group(); h < (g + 1) * a.group(); h++) {
         const float slope = slopes ? slopes[h] : 0.0f;
-        for (int t0 = j0; t0 < t_end; t0 += tile) {
+        for (int t0 = t_first; t0 < t_end; t0 += tile) {
             __syncthreads();
-            load_rows(queries, tile_row(HS), qkv + a.query(b, 0, h), a.row(), t0, tile, a.T, HS);
-            load_rows(douts, tile_row(HS), dout + a.output(b, 0, h), a.output_row(), t0, tile, a.T, HS);
+            load_rows(queries, tile_row(HS), qkv + a.query(b, a.first, h), a.row(), t0 - a.first, tile, a.queries(), HS);
+            load_rows(douts, tile_row(HS), dout + a.output(b, a.first, h), a.output_row(), t0 - a.first, tile, a.queries(), HS);
             __syncthreads();
             const RowInfo row = info[a.statistic(b, min(t0 + lane, a.T - 1), h)];
             float kq[R], vdo[R];
@@ -291,43 +292,44 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
             __syncwarp();
         }
     }
-    store_rows<C>(dqkv + a.key(b, 0, g), a.row(), j, a.T, HS, dk, a.scale);
-    store_rows<C>(dqkv + a.value(b, 0, g), a.row(), j, a.T, HS, dv, 1.0f);
+    store_rows<C>(dkv + a.key(b, 0, g), a.key_row(), j, a.T, HS, dk, a.scale);
+    store_rows<C>(dkv + a.value(b, 0, g), a.key_row(), j, a.T, HS, dv, 1.0f);
 }
 
 template <int C>
-void launch_forward(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const AttentionMask& mask, const AttentionShape& a) {
+void launch_forward(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const floatX* kv, const AttentionMask& mask,
+                    const AttentionShape& a) {
     const int rows = block_rows<C>;
     const WorkOrder order = queries_order<floatX>(a, rows, section_bytes);
-    LAUNCH(attention_forward<C>, order.items(), 32 * warps<C>, forward_bytes(a.HS, rows), ctx, out, lse, qkv, mask.slopes,
+    LAUNCH(attention_forward<C>, order.items(), 32 * warps<C>, forward_bytes(a.HS, rows), ctx, out, lse, qkv, kv, mask.slopes,
            mask.doc_start, a, order);
 }
 
 template <int C>
-void launch_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const RowInfo* info, const floatX* qkv,
+void launch_backward(Ctx& ctx, floatX* dqkv, floatX* dkv, const floatX* dout, const RowInfo* info, const AttentionActs& acts,
                      const AttentionMask& mask, const AttentionShape& a) {
     const int rows = block_rows<C>;
     const WorkOrder of_queries = queries_order<floatX>(a, rows, section_bytes);
     const WorkOrder of_keys = keys_order<floatX>(a, rows, section_bytes);
-    LAUNCH(attention_backward_keys<C>, of_keys.items(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dqkv, dout, info, qkv,
-           mask.slopes, mask.doc_start, a, of_keys);
+    LAUNCH(attention_backward_keys<C>, of_keys.items(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dkv, dout, info,
+           acts.qkv, acts.keys(), mask.slopes, mask.doc_start, a, of_keys);
     LAUNCH(attention_backward_queries<C>, of_queries.items(), 32 * warps<C>, backward_bytes(a.HS, rows), ctx, dqkv, dout, info,
-           qkv, mask.slopes, a, of_queries);
+           acts.qkv, acts.keys(), mask.slopes, a, of_queries);
 }
 
 }  // namespace simple
 
-inline void attention_forward_simple(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const AttentionMask& mask,
-                                     const AttentionShape& a) {
+inline void attention_forward_simple(Ctx& ctx, floatX* out, float* lse, const floatX* qkv, const floatX* kv,
+                                     const AttentionMask& mask, const AttentionShape& a) {
     const auto launch = a.HS <= 128 ? simple::launch_forward<4> : simple::launch_forward<8>;
-    launch(ctx, out, lse, qkv, mask, a);
+    launch(ctx, out, lse, qkv, kv, mask, a);
 }
 
-inline void attention_backward_simple(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts,
+inline void attention_backward_simple(Ctx& ctx, floatX* dqkv, floatX* dkv, const floatX* dout, const AttentionActs& acts,
                                       const AttentionMask& mask, const AttentionShape& a) {
     const RowInfo* info = compute_row_info(ctx, dout, acts, mask.doc_start, a);
     const auto launch = a.HS <= 128 ? simple::launch_backward<4> : simple::launch_backward<8>;
-    launch(ctx, dqkv, dout, info, acts.qkv, mask, a);
+    launch(ctx, dqkv, dkv, dout, info, acts, mask, a);
 }
 
 }  // namespace gpu

@@ -1,15 +1,19 @@
-// The grid of ranks (Narayanan et al., 2021): tensor parallelism innermost, so that its ranks share a machine, then data, then
-// pipeline:  rank = (pp * DP + dp) * TP + tp.
+// The grid of ranks (Narayanan et al., 2021): tensor parallelism innermost, so that its ranks share a machine, then context, then
+// data, then pipeline:  rank = (pp * DP + dp) * TP + tp.
 //   tp   shards each matrix: a rank holds some heads, some feed-forward columns, a part of the vocabulary
-//   dp   each rank processes its own samples; with ZeRO-1 it holds a shard of the optimizer's state
+//   dp   each rank processes its own rows, and they sum their gradients; with ZeRO-1 it holds a shard of the optimizer's state
+//   cp   part of data parallelism: cp consecutive dp ranks process different rows of the same samples
+//        (gpt/context_parallel.h); `samples` ranks have different samples:  dp = samples * CP + cp
 //   ep   part of data parallelism: ep consecutive dp ranks hold different experts of a mixture, and send each other the rows of
 //        their samples (gpt/expert_parallel.h); edp ranks hold the same ones:  dp = edp * EP + ep
 //   pp   each rank holds a stage: some of the layers; with vpp > 1 several chunks of them, assigned round-robin
 // Sequence parallelism splits the activations between the matrices (norms and residual stream) by rows over the tp ranks. Part
 // and LocalSizes describe the part of the model on a rank.
 #pragma once
+#include <cstdint>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../base/check.h"
@@ -20,9 +24,26 @@ struct Axis {
     int size = 1, rank = 0;
 };
 
+// Rows of a sequence over cp ranks, in zigzag: of 2 cp equal chunks, rank r has the chunks r and 2 cp - 1 - r, so that all ranks
+// have equally many keys to attend to.
+struct Zigzag {
+    Axis cp;
+    int chunks() const { return 2 * cp.size; }
+    int chunk_of_half(int half) const { return half == 0 ? cp.rank : chunks() - 1 - cp.rank; }
+    int rank_of(int chunk) const { return chunk < cp.size ? chunk : chunks() - 1 - chunk; }
+    int half_of(int chunk) const { return chunk < cp.size ? 0 : 1; }
+    // The row in the sequence of row t of this rank's T.
+    int row(int t, int T) const {
+        if (cp.size == 1) return t;
+        const int half = t >= T / 2;
+        return (chunk_of_half(half) - half) * (T / 2) + t;
+    }
+};
+
 struct Mesh {
     Axis world, tp, dp, pp;
-    Axis ep, edp;  // of dp
+    Axis cp, samples;  // of dp
+    Axis ep, edp;      // of dp
     int vpp = 1;
 
     int rank_of(int pp_rank, int dp_rank, int tp_rank) const { return (pp_rank * dp.size + dp_rank) * tp.size + tp_rank; }
@@ -36,6 +57,9 @@ struct Mesh {
     std::vector<int> pp_ranks() const {
         return along(pp, [&](int i) { return rank_of(i, dp.rank, tp.rank); });
     }
+    std::vector<int> cp_ranks() const {
+        return along(cp, [&](int i) { return rank_of(pp.rank, samples.rank * cp.size + i, tp.rank); });
+    }
     std::vector<int> ep_ranks() const {
         return along(ep, [&](int i) { return rank_of(pp.rank, edp.rank * ep.size + i, tp.rank); });
     }
@@ -43,8 +67,9 @@ struct Mesh {
         return along(edp, [&](int i) { return rank_of(pp.rank, i * ep.size + ep.rank, tp.rank); });
     }
     std::string text() const {
-        return format("%d rank%s = tensor %d x data %d%s x pipeline %d", world.size, world.size == 1 ? "" : "s", tp.size,
-                      dp.size, ep.size > 1 ? format(" (expert %d)", ep.size).c_str() : "", pp.size) +
+        return format("%d rank%s = tensor %d x %sdata %d%s x pipeline %d", world.size, world.size == 1 ? "" : "s", tp.size,
+                      cp.size > 1 ? format("context %d x ", cp.size).c_str() : "", samples.size,
+                      ep.size > 1 ? format(" (expert %d)", ep.size).c_str() : "", pp.size) +
                (vpp > 1 ? format(" (%d chunks each)", vpp) : "");
     }
 
@@ -58,14 +83,15 @@ private:
 };
 
 // Makes the mesh; fails if the sizes do not fit the number of ranks, and shows the arithmetic.
-inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp, int ep) {
-    if (const int model = tp * pp, below = world / model * model; below != world)
+inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp, int ep, int cp = 1) {
+    if (const int64_t model = (int64_t)tp * pp * cp, below = world / model * model; below != world)
         fail_usage(
-            "%d rank%s cannot be divided by tensor-model-parallel-size %d x pipeline-model-parallel-size %d = %d; HINT: %s",
-            world, world == 1 ? "" : "s", tp, pp, model,
-            world == 1 ? format("start it with mpirun -n %d", model).c_str()
-                       : format("%s%d ranks, or sizes whose product divides %d", below ? format("%d or ", below).c_str() : "",
-                                below + model, world)
+            "%d rank%s cannot be divided by tensor-model-parallel-size %d x %spipeline-model-parallel-size %d = %lld; HINT: %s",
+            world, world == 1 ? "" : "s", tp, cp > 1 ? format("context-parallel-size %d x ", cp).c_str() : "", pp,
+            (long long)model,
+            world == 1 ? format("start it with mpirun -n %lld", (long long)model).c_str()
+                       : format("%s%lld ranks, or sizes whose product divides %d",
+                                below ? format("%lld or ", (long long)below).c_str() : "", (long long)(below + model), world)
                              .c_str());
     const int dp = world / (tp * pp);
     if (dp % ep)
@@ -76,6 +102,8 @@ inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp, int ep) {
     mesh.vpp = vpp;
     mesh.tp = {tp, rank % tp};
     mesh.dp = {dp, rank / tp % dp};
+    mesh.cp = {cp, mesh.dp.rank % cp};
+    mesh.samples = {dp / cp, mesh.dp.rank / cp};
     mesh.ep = {ep, mesh.dp.rank % ep};
     mesh.edp = {dp / ep, mesh.dp.rank / ep};
     mesh.pp = {pp, rank / (world / pp)};
@@ -115,6 +143,19 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
             "sequence parallelism splits the %lld rows of a sequence (--seq-length and virtual tokens) into %d equal parts; "
             "HINT: another --seq-length, or --no-sequence-parallel",
             (long long)rows, tp);
+}
+
+// Rejects sequences that cannot be cut over `cp` ranks.
+inline void check_context_parallel(const ModelConfig& c, int cp, int64_t rows) {
+    if (cp == 1) return;
+    const std::string option = format("--context-parallel-size %d", cp);
+    if (rows % (2 * cp))
+        fail_usage("%s cuts the %lld rows of a sequence into %d equal parts; HINT: a --seq-length that is a multiple of %d",
+                   option.c_str(), (long long)rows, 2 * cp, 2 * cp);
+    for (const auto& [on, what] : {std::pair(c.mixture.on(), "a mixture of experts"),
+                                   {c.virtual_tokens.on(), "virtual tokens (--prompt-tokens)"},
+                                   {c.lora.on() && c.lora.dropout > 0, "dropout of adapters (--lora-dropout)"}})
+        if (on) fail_usage("%s is not available for %s yet; HINT: omit it", option.c_str(), what);
 }
 
 // Rejects a model whose experts cannot be spread over `ep` ranks.

@@ -90,7 +90,7 @@ inline const MegatronName megatron_names[] = {
      "bf16 needs no loss scale"},
     {"train", "manual-gc", 0, "", "", "", "there is no garbage collection"},
     {"train", "manual-gc-interval empty-unused-memory-level", 1, "", "", "", "all memory is allocated once"},
-    {"train", "context-parallel-size expert-tensor-parallel-size fp8-interval", 1, "", "", "1", "it is the default"},
+    {"train", "expert-tensor-parallel-size fp8-interval", 1, "", "", "1", "it is the default"},
     {"train", "moe-router-dtype", 1, "", "", "fp32", "the router computes in fp32"},
     {"train", "moe-token-dispatcher-type moe-flex-dispatcher-backend", 1, "", "", "",
      "--expert-model-parallel-size gathers rows, as allgather does"},

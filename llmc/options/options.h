@@ -497,6 +497,8 @@ inline Allowed one_of(Strings choices) {
       "count the embedding as a layer when layers are split over stages")                                                      \
     X(bool, account_for_loss_in_pipeline_split, "", false, anything(), "Parallel",                                             \
       "count the output layer and the loss as a layer when layers are split over stages")                                      \
+    X(int, context_parallel_size, "cp", 1, between(1, 16384), "Parallel",                                                      \
+      "ranks over which the rows of each sample are cut, for long sequences; they gather each other's keys and values")        \
     X(bool, no_sequence_parallel, "", false, anything(), "Parallel",                                                           \
       "with tensor parallelism: keep norms and residual stream whole on every rank, instead of splitting them by "             \
       "sequence")                                                                                                              \
@@ -826,6 +828,7 @@ inline const Strings& searched_options() {
                                   "pipeline-model-parallel-size",
                                   "num-virtual-stages-per-pipeline-rank",
                                   "expert-model-parallel-size",
+                                  "context-parallel-size",
                                   "micro-batch-size",
                                   "no-sequence-parallel",
                                   "zero",

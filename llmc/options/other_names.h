@@ -172,7 +172,7 @@ inline const OtherName other_names[] = {
      "stages are --pipeline-model-parallel-size"},
     {"train", "num-layers-per-virtual-pipeline-stage",
      "--num-virtual-stages-per-pipeline-rank says how many groups of layers a rank has, not how large they are"},
-    {"train", "cp context-parallel-degree", "there is no context parallelism"},
+    {"train", "context-parallel-degree context-parallel", "context parallelism is --context-parallel-size"},
     {"train", "zero-stage deepspeed fsdp deepspeed-config -z",
      "--zero 1 shards the optimizer's state over ranks; there are no higher stages"},
     {"train", "grad-reduce-in-bf16", "gradients are stored, and sent between ranks, in bf16 with --main-grads-dtype bf16"},

@@ -18,14 +18,14 @@ inline size_t default_bucket_elements(int dp) { return std::max<size_t>(40000000
 
 // The options that lay out a run over its ranks.
 struct RankLayout {
-    int tp = 1, pp = 1, vpp = 1, ep = 1;
+    int tp = 1, pp = 1, vpp = 1, ep = 1, cp = 1;
     bool sequence_parallel = false;  // if tp > 1
     bool zero = true;
     bool whole_matrices = false;  // the optimizer needs the blocks' matrices unsharded
     bool trains = false, generates = true;
     bool overlap = true;         // tensor-parallel communication during backward's products; needs a buffer
     size_t bucket_elements = 0;  // parameters per data-parallel message; 0: default_bucket_elements
-    int64_t rows = 0;            // rows of a sequence, which sequence parallelism splits
+    int64_t rows = 0;            // rows of a sequence, which context and sequence parallelism split
 };
 
 struct Ranks {
@@ -37,6 +37,7 @@ struct Ranks {
     bool whole_matrices = false;     // and each of the blocks' matrices belongs to one dp rank
     size_t bucket_elements = default_bucket_elements(1);
     be::Comm tp, dp;
+    be::Comm cp;                 // of dp: ranks with different rows of the same samples
     be::Comm ep, edp;            // of dp: ranks with different experts; with the same ones
     be::Comm pp;                 // for generation
     be::Comm forward, backward;  // messages between neighboring stages: activations, gradients
@@ -48,7 +49,7 @@ struct Ranks {
 };
 
 inline Mesh make_mesh(int n, int rank, const RankLayout& layout) {
-    return make_mesh(n, rank, layout.tp, layout.pp, layout.vpp, layout.ep);
+    return make_mesh(n, rank, layout.tp, layout.pp, layout.vpp, layout.ep, layout.cp);
 }
 
 // Rank `rank` of `n` in the grid, without communication.
@@ -56,7 +57,8 @@ inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layo
     auto ranks = std::make_shared<Ranks>();
     const Mesh& mesh = ranks->mesh = make_mesh(n, rank, layout);
     check_expert_parallel(c, mesh.ep.size);
-    check_tensor_parallel(c, mesh.tp.size, layout.sequence_parallel, layout.rows);
+    check_context_parallel(c, mesh.cp.size, layout.rows);
+    check_tensor_parallel(c, mesh.tp.size, layout.sequence_parallel, layout.rows / mesh.cp.size);
     ranks->sequence_parallel = mesh.tp.size > 1 && layout.sequence_parallel;
     ranks->overlap = layout.trains && layout.overlap && ranks->sequence_parallel;
     ranks->zero = layout.zero;
@@ -83,6 +85,7 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
     const bool ring = mesh.vpp > 1;  // the last rank sends to the first one's next chunk
     if (mesh.tp.size > 1) ranks->tp = be::Comm(ctx, world, mesh.tp_ranks(), "tensor");
     if (mesh.dp.size > 1 && layout.trains) ranks->dp = be::Comm(ctx, world, mesh.dp_ranks(), "data");
+    if (mesh.cp.size > 1) ranks->cp = be::Comm(ctx, world, mesh.cp_ranks(), "context");
     if (mesh.ep.size > 1) ranks->ep = be::Comm(ctx, world, mesh.ep_ranks(), "experts");
     if (mesh.ep.size > 1 && mesh.edp.size > 1 && layout.trains)
         ranks->edp = be::Comm(ctx, world, mesh.edp_ranks(), "data, same experts");
@@ -97,7 +100,7 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
 
 // Makes the libraries allocate their memory for the collectives of a run, before its memory is planned.
 inline void warm_up(be::Ctx& ctx, Ranks& ranks) {
-    for (be::Comm* comm : {&ranks.tp, &ranks.dp, &ranks.ep, &ranks.edp, &ranks.pp, &ranks.kv, &ranks.ends})
+    for (be::Comm* comm : {&ranks.tp, &ranks.dp, &ranks.cp, &ranks.ep, &ranks.edp, &ranks.pp, &ranks.kv, &ranks.ends})
         be::warm_up(ctx, *comm);
 }
 

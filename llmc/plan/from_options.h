@@ -587,6 +587,19 @@ inline Preference preference_of(const TrainOptions& o) {
     return p;
 }
 
+// Rejects options that are not available with context parallelism.
+inline void check_context_parallel_options(const TrainOptions& o) {
+    if (o.context_parallel_size == 1) return;
+    const std::string option = format("--context-parallel-size %d", o.context_parallel_size);
+    refuse_together(o.dpo_beta.has_value(), option, "--dpo-beta", "an answer's log-probability is a sum over rows of all ranks",
+                    "--tp or --pp instead");
+    refuse_together(!o.eval_tasks.empty(), option, "--eval-tasks", "questions are not cut over ranks",
+                    "measure checkpoints with train_gpt eval --tasks");
+    refuse_together(o.sample_interval > 0, option, "--sample-interval", "text is generated from whole sequences",
+                    "use train_gpt generate with checkpoints");
+    refuse_together(o.nondeterministic_attention, option, "--nondeterministic-attention");
+}
+
 // The layout of the run over its ranks. generates: it generates text while it trains.
 inline RankLayout layout_of(const TrainOptions& o, bool generates = false) {
     RankLayout layout;
@@ -594,6 +607,8 @@ inline RankLayout layout_of(const TrainOptions& o, bool generates = false) {
     layout.pp = o.pipeline_model_parallel_size;
     layout.vpp = o.num_virtual_stages_per_pipeline_rank;
     layout.ep = o.expert_model_parallel_size;
+    layout.cp = o.context_parallel_size;
+    check_context_parallel_options(o);
     layout.sequence_parallel = !o.no_sequence_parallel;
     layout.zero = o.zero > 0;
     layout.whole_matrices = muon_recipe(o).on;

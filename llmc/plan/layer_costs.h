@@ -26,7 +26,7 @@ using StageKey = std::tuple<int, int, int, int, bool, bool>;
 
 struct PlanInput {
     ModelConfig c;  // with padded vocabulary
-    int world = 1, tp = 1, pp = 1, vpp = 1, ep = 1;
+    int world = 1, tp = 1, pp = 1, vpp = 1, ep = 1, cp = 1;
     bool sequence_parallel = true;  // if tp > 1
     int zero = 1;
     bool overlap = true;  // ZeRO's communication and half of backward's over tp overlap with computation
@@ -62,6 +62,8 @@ struct PlanInput {
     double watts = 0;        // of a GPU; 0: not known
     double co2_per_kwh = 0;  // grams; 0: not known
 
+    double rows() const { return (double)B * T / cp; }  // of a micro-batch on a rank
+
     std::map<StageKey, double>* sizes = nullptr;  // caches the stages' parameters over plans of one model; null: no cache
 };
 
@@ -78,6 +80,7 @@ struct StagePlan {
     double transposed_bytes = 0;                    // read and written to transpose FP8 weights, per micro-batch
     int forward_halves = 0, backward_halves = 0;    // tensor parallel communication per micro-batch, in halves of an all-reduce
     int forward_gathers = 0, backward_gathers = 0;  // and expert-parallel: gathers or reduce-scatters of all ranks' rows
+    int forward_keys = 0, backward_keys = 0;        // and context-parallel: of keys and values
     double hidden_seconds = 0;                      // the time that overlaps with products
     double forward_seconds = 0, backward_seconds = 0;
 };
@@ -99,7 +102,7 @@ struct Plan {
     Mesh mesh;
     int64_t micro_batches = 0;
     std::vector<StagePlan> stages;  // virtual ones, in the order of the model
-    Traffic tensor, experts, pipeline, data, embedding;
+    Traffic tensor, context, experts, pipeline, data, embedding;
     double ideal_bubble = 0, bubble = 0;  // for equal stages; simulated: idle over working time
     double pipeline_seconds = 0, update_seconds = 0, step_seconds = 0;
     double host_bytes = 0, host_seconds = 0;  // --offload: a rank's traffic to and from the host, and its time
@@ -117,13 +120,18 @@ inline bool attention_is_slow(const ModelConfig& c, int capability, bool in_bf16
 // The rate of mma.sync as a fraction of the GPU's peak: 1 where it is the tensor cores' own instruction. On Hopper 0.63
 // (arXiv:2402.13499). On Blackwell's data-center GPUs assumed to be Hopper's rate per multiprocessor.
 inline double mma_rate(int capability) { return capability == 90 ? 0.63 : capability / 10 == 10 ? 0.32 : 1; }
+// The kernels that compute attention. Hopper's do not support context parallelism.
+inline AttentionKernels attention_kernels(const ModelConfig& c, int capability, bool in_bf16, int cp) {
+    const AttentionKernels kernels = attention_kernels(c.HS(), capability, in_bf16);
+    return cp > 1 && kernels == AttentionKernels::hopper ? AttentionKernels::mma : kernels;
+}
 // A note about attention that is slower than layers' products, or "".
-inline std::string slow_attention_note(const ModelConfig& c, int capability, bool in_bf16) {
+inline std::string slow_attention_note(const ModelConfig& c, int capability, bool in_bf16, int cp = 1) {
     if (attention_is_slow(c, capability, in_bf16))
         return format("heads of %d%s run without tensor cores, at 14 TFLOP/s or less", c.HS(), in_bf16 ? "" : " in fp32");
-    if (attention_kernels(c.HS(), capability, in_bf16) == AttentionKernels::hopper || mma_rate(capability) == 1) return "";
-    return format("heads of %d run by mma.sync, at %.0f%% of the tensor cores' rate or less", c.HS(),
-                  100 * mma_rate(capability));
+    if (attention_kernels(c, capability, in_bf16, cp) == AttentionKernels::hopper || mma_rate(capability) == 1) return "";
+    return format("heads of %d run by mma.sync%s, at %.0f%% of the tensor cores' rate or less", c.HS(),
+                  cp > 1 ? " with context parallelism" : "", 100 * mma_rate(capability));
 }
 
 namespace detail {
@@ -180,7 +188,7 @@ inline MlpColumns mlp_columns(const ModelConfig& c, bool mixture) {
 
 // Memory traffic of a rank for recomputing the norms and the activation function of a layer, for a micro-batch, in bytes.
 inline double elementwise_bytes(const PlanInput& in, bool mixture) {
-    const double N = (double)in.B * in.T, norms = 2 * 2.0 * in.c.C / (cuts_rows(in) ? in.tp : 1);
+    const double N = in.rows(), norms = 2 * 2.0 * in.c.C / (cuts_rows(in) ? in.tp : 1);
     const MlpColumns mlp = mlp_columns(in.c, mixture);
     return N * (norms + (mlp.F1 + mlp.F) / in.tp) * (double)in.bytes_per_element;
 }
@@ -192,7 +200,7 @@ inline bool attention_is_slow(const PlanInput& in) { return attention_is_slow(in
 // FLOPs of a layer's attention for a micro-batch on one of tp ranks, forward.
 inline double attention_flops(const PlanInput& in) {
     const FlopSizes one = flop_sizes_of_layer(in.c, in.T, false);
-    return (layers_forward_flops(one, in.attention) - layer_products_flops(one)) * in.B * in.T / in.tp;
+    return (layers_forward_flops(one, in.attention) - layer_products_flops(one)) * in.rows() / in.tp;
 }
 // Additional seconds of a layer with it, forward and backward.
 struct SlowAttention {
@@ -201,7 +209,7 @@ struct SlowAttention {
 // FLOP/s of forward's products.
 inline double attention_rate(const PlanInput& in) {
     const double usual = in.tflops * 1e12 * in.efficiency;
-    const AttentionKernels kernels = attention_kernels(in.c.HS(), in.capability, in.bytes_per_element == 2);
+    const AttentionKernels kernels = attention_kernels(in.c, in.capability, in.bytes_per_element == 2, in.cp);
     if (kernels == AttentionKernels::simple) return std::min(usual, simple_attention_tflops * 1e12);
     return kernels == AttentionKernels::mma ? usual * mma_rate(in.capability) : usual;
 }
@@ -236,7 +244,7 @@ struct ElementwiseBytes {
 };
 // For rows of width C: two norms, each with the residual before it, read and write 4 C numbers per row in either direction.
 inline ElementwiseBytes bytes_of_rows(const PlanInput& in) {
-    const double bytes = 8.0 * in.B * in.T * in.c.C * (double)in.bytes_per_element;
+    const double bytes = 8.0 * in.rows() * in.c.C * (double)in.bytes_per_element;
     return {bytes, bytes};
 }
 // For heads and the feed-forward, which tp divides: RoPE reads and writes queries, keys and values, the activation F1 and F,
@@ -244,7 +252,7 @@ inline ElementwiseBytes bytes_of_rows(const PlanInput& in) {
 inline ElementwiseBytes bytes_of_columns(const PlanInput& in, bool mixture) {
     const ModelConfig& c = in.c;
     const double heads = (double)(c.NH + 2 * c.NKV) * c.HS(), rope = c.position == Position::rope ? 2 * heads : 0;
-    const double each = (double)in.B * in.T * (double)in.bytes_per_element / in.tp;
+    const double each = in.rows() * (double)in.bytes_per_element / in.tp;
     const auto [F1, F] = mlp_columns(c, mixture);
     return {each * (rope + F1 + F), each * (rope + 2 * F1 + F + 2.0 * c.NH * c.HS())};
 }
@@ -252,13 +260,13 @@ inline ElementwiseBytes bytes_of_columns(const PlanInput& in, bool mixture) {
 // and writes them, and dropout again with a mask of 1 byte: 9 bytes. Backward, dropout 5 and the softmax 6 (arXiv:2205.05198).
 inline ElementwiseBytes bytes_of_scores(const PlanInput& in) {
     if (in.attention != AttentionCount::full) return {};
-    const double scores = (double)in.B * in.T * in.T * in.c.NH / in.tp;
+    const double scores = in.rows() * in.T * in.c.NH / in.tp;
     return {9 * scores, 11 * scores};
 }
 // A mixture sums the K outputs of a row's experts, in backward the gradients of its input, which every rank has for all rows;
 // then it adds the shared expert's.
 inline double bytes_of_combining(const PlanInput& in, bool mixture) {
-    const double each = (double)in.B * in.T * in.c.C * (double)in.bytes_per_element;
+    const double each = in.rows() * in.c.C * (double)in.bytes_per_element;
     return mixture ? each * (in.c.mixture.topk + 1 + (in.c.mixture.shared ? 3 : 0)) : 0;
 }
 // The weights of a quantized layer are decoded before their products, forward and backward: codes are read, numbers written.

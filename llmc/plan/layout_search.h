@@ -32,7 +32,7 @@
 #include "../options/schedule.h"
 
 struct Layout {
-    int ranks = 1, tp = 1, pp = 1, vpp = 1, ep = 1, micro_batch = 1, zero = 1;
+    int ranks = 1, tp = 1, cp = 1, pp = 1, vpp = 1, ep = 1, micro_batch = 1, zero = 1;
     bool sequence_parallel = true;
     std::string recompute = "none";
     int recompute_layers = 0;               // first layers of each stage with `recompute`; 0: all
@@ -42,13 +42,14 @@ struct Layout {
     std::string recompute_others = "none";  // a weaker policy for the other layers
     std::string offload = "none";           // --offload
 
-    int dp() const { return ranks / (tp * pp); }
+    int dp() const { return ranks / (tp * cp * pp); }  // ranks with samples of their own
     bool offloads() const { return offload != "none"; }
     void apply(TrainOptions& o) const {
         o.tensor_model_parallel_size = tp;
         o.pipeline_model_parallel_size = pp;
         o.num_virtual_stages_per_pipeline_rank = vpp;
         o.expert_model_parallel_size = ep;
+        o.context_parallel_size = cp;
         o.micro_batch_size = micro_batch;
         o.zero = zero;
         o.no_sequence_parallel = !sequence_parallel;
@@ -190,7 +191,8 @@ private:
         o.rampup_batch_size.clear();
         const int ep = o.expert_model_parallel_size;
         o.global_batch_size = o.micro_batch_size * n * ep;
-        return (double)problem_.memory_of_stage(o, c, 3 * o.tensor_model_parallel_size * ep, rank).bytes;
+        const int ranks = 3 * o.tensor_model_parallel_size * o.context_parallel_size * ep;
+        return (double)problem_.memory_of_stage(o, c, ranks, rank).bytes;
     }
     // The memory of the second of two micro-batches in flight.
     double of_micro_batch(const TrainOptions& o, const ModelConfig& c, int a, int b, int rank) {
@@ -213,8 +215,8 @@ private:
     }
     const Work& work(const TrainOptions& of, const ModelConfig& c, const std::string& recompute) {
         return remembered(work_,
-                          {of.tensor_model_parallel_size, of.expert_model_parallel_size, of.micro_batch_size,
-                           of.no_sequence_parallel, in_fp8(of), recompute},
+                          {of.tensor_model_parallel_size, of.context_parallel_size, of.expert_model_parallel_size,
+                           of.micro_batch_size, of.no_sequence_parallel, in_fp8(of), recompute},
                           [&] {
                               TrainOptions o = of;
                               o.recompute_granularity = recompute;
@@ -250,8 +252,8 @@ private:
         int all = 0;
         for (int chunk = 0; chunk < l.vpp; chunk++) all += layers[(size_t)virtual_stage(l.pp, rank, chunk)];
         return remembered(of_ranks_,
-                          {l.ranks, l.tp, l.pp, l.ep, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, in_fp8(of),
-                           l.offloads()},
+                          {l.ranks, l.tp, l.cp, l.pp, l.ep, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel,
+                           in_fp8(of), l.offloads()},
                           [&] {
                               TrainOptions o = of;
                               std::vector<int> in_flight;
@@ -270,9 +272,9 @@ private:
     }
 
     const LayoutProblem& problem_;
-    std::map<std::tuple<int, int, int, bool, int, std::string>, Work> work_;
+    std::map<std::tuple<int, int, int, int, bool, int, std::string>, Work> work_;
     std::map<std::pair<const Work*, int>, double> with_head_;  // by rows of logits
-    std::map<std::tuple<int, int, int, int, int, int, bool, bool, bool, int, bool>, double> of_ranks_;
+    std::map<std::tuple<int, int, int, int, int, int, int, bool, bool, bool, int, bool>, double> of_ranks_;
 };
 
 // A search in progress.
@@ -339,11 +341,31 @@ private:
                 l.vpp = vpp;
                 if (!is_free("num-virtual-stages-per-pipeline-rank", vpp, problem_.o.num_virtual_stages_per_pipeline_rank))
                     continue;
-                for (const int ep : divisors(c_.mixture.on() ? std::gcd(l.dp(), c_.mixture.experts) : 1)) {
-                    l.ep = ep;
-                    if (is_free("expert-model-parallel-size", ep, problem_.o.expert_model_parallel_size)) try_pipeline(l);
+                l.cp = 1;
+                for (const int cp : divisors(l.dp())) {
+                    l.cp = cp;
+                    if (can_cut_context(cp)) try_experts(l);
                 }
             }
+        }
+    }
+
+    // Unless --context-parallel-size is given, parts of at least 4,096 rows: shorter sequences fit without it.
+    bool can_cut_context(int cp) {
+        if (!is_free("context-parallel-size", cp, problem_.o.context_parallel_size)) return false;
+        if (cp == 1 || given("context-parallel-size")) return true;
+        const int64_t rows = o_.seq_length + c_.virtual_tokens.count;
+        return rows / cp >= 4096 && passes("sequences that context parallelism does not divide or support", [&] {
+                   check_context_parallel(c_, cp, rows);
+                   TrainOptions o = o_;
+                   o.context_parallel_size = cp;
+                   check_context_parallel_options(o);
+               });
+    }
+    void try_experts(Layout l) {
+        for (const int ep : divisors(c_.mixture.on() ? std::gcd(l.dp(), c_.mixture.experts) : 1)) {
+            l.ep = ep;
+            if (is_free("expert-model-parallel-size", ep, problem_.o.expert_model_parallel_size)) try_pipeline(l);
         }
     }
 
@@ -351,8 +373,9 @@ private:
         o_.pipeline_model_parallel_size = l.pp;
         o_.num_virtual_stages_per_pipeline_rank = l.vpp;
         o_.expert_model_parallel_size = l.ep;
+        o_.context_parallel_size = l.cp;
         if (!passes("more pipeline stages than layers",
-                    [&] { layers_ = layers_of_stages(o_, c_, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep)); }))
+                    [&] { layers_ = layers_of_stages(o_, c_, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep, l.cp)); }))
             return;
         const int64_t batch = o_.global_batch_size;
         if (given("micro-batch-size")) return try_batch(l, problem_.o.micro_batch_size);
@@ -373,11 +396,11 @@ private:
         for (const bool cut : {true, false})
             for (const int zero : {1, 0}) {
                 if (l.tp == 1 ? !cut : !is_free("no-sequence-parallel", cut, !problem_.o.no_sequence_parallel)) continue;
-                if (l.dp() == 1 && !given("zero") ? zero == 0 : !is_free("zero", zero, problem_.o.zero)) continue;
+                if (l.dp() * l.cp == 1 && !given("zero") ? zero == 0 : !is_free("zero", zero, problem_.o.zero)) continue;
                 l.sequence_parallel = l.tp == 1 ? !problem_.o.no_sequence_parallel : cut;
                 l.zero = zero;
                 if (passes("sequence parallelism that does not divide a sequence", [&] {
-                        check_tensor_parallel(c_, l.tp, l.sequence_parallel, o_.seq_length + c_.virtual_tokens.count);
+                        check_tensor_parallel(c_, l.tp, l.sequence_parallel, (o_.seq_length + c_.virtual_tokens.count) / l.cp);
                     }))
                     for (const bool fp8 : {false, true}) {
                         if (fp8 && !problem_.search_fp8) continue;
@@ -433,7 +456,7 @@ private:
     bool add_largest_head(Layout& l) {
         l.head_rows = problem_.o.head_rows;
         const int fewest = 256;  // fewer take longer to read the head's weights than to multiply by them
-        const int64_t rows = (int64_t)l.micro_batch * (o_.seq_length + c_.virtual_tokens.count);
+        const int64_t rows = (int64_t)l.micro_batch * (o_.seq_length + c_.virtual_tokens.count) / l.cp;
         const auto with_rows = [&](int head_rows) {
             l.head_rows = head_rows;
             return with_bytes(l);
@@ -529,7 +552,7 @@ private:
         problem_.set_hardware(o_, l.ranks);
         l.apply(o_);
         c_ = problem_.model(l.tp);
-        layers_ = layers_of_stages(o_, c_, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep));
+        layers_ = layers_of_stages(o_, c_, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep, l.cp));
         return input_of(l);
     }
 

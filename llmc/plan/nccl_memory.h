@@ -41,8 +41,9 @@ struct RankMemory {
 inline NcclMemory nccl_memory(const ModelConfig& c, const Mesh& mesh, bool generates) {
     const bool stages = mesh.pp.size > 1;
     NcclMemory n;
-    n.groups = (mesh.tp.size > 1) + (mesh.dp.size > 1) + (mesh.ep.size > 1) + (mesh.ep.size > 1 && mesh.edp.size > 1) +
-               (LocalSizes(c, mesh.tp).replicas > 1) + (stages && c.tied) + (stages && generates);
+    n.groups = (mesh.tp.size > 1) + (mesh.dp.size > 1) + (mesh.cp.size > 1) + (mesh.ep.size > 1) +
+               (mesh.ep.size > 1 && mesh.edp.size > 1) + (LocalSizes(c, mesh.tp).replicas > 1) + (stages && c.tied) +
+               (stages && generates);
     // Forward from the previous stage and to the next one, backward the other way; one each if there are two and no ring.
     n.edges = !stages ? 0 : mesh.pp.size == 2 && mesh.vpp == 1 ? 2 : 4;
     return n;

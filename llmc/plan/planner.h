@@ -13,6 +13,8 @@
 // with sequence parallelism, which gathers the inputs of two matrices again for their weights' gradients; 4 more with full
 // recomputation, 1 more with MLP recomputation and sequence parallelism. Expert parallelism gathers or reduce-scatters the rows
 // (ep B T, C) of ep ranks: 2 forward, 3 backward, 2 more with full recomputation, 1 with MLP recomputation; nothing overlaps.
+// Context parallelism gathers keys and values, 1 message forward, 2 backward and 1 more where attention is recomputed; nothing
+// overlaps.
 // Experts are assumed to be equally busy, and their gradients only cross the ranks with the same experts.
 //
 // Cost of recomputation: full, its layers' forward pass once more; selective, the memory traffic of norms and activation
@@ -77,7 +79,7 @@ inline double stage_parameters(const PlanInput& in, const Part& part) {
 // The virtual stages of rank 0 of each tp group, with `layers` layers each.
 inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh, const std::vector<int>& layers) {
     const ModelConfig& c = in.c;
-    const double N = (double)in.B * in.T;
+    const double N = in.rows();
     const double head = head_forward_flops(flop_sizes(c, in.T)) * N / in.tp;
     const bool cut = cuts_rows(in), frozen = c.adapted();
     // For each kind of layer: dense, and with a mixture.
@@ -132,6 +134,10 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
             stage.backward_halves =
                 (cut ? 6 : 4) * stage.layers + (int)recomputed(&RecomputeCost::halves) + (part.first && cut) + 2 * part.last;
         }
+        if (in.cp > 1) {
+            stage.forward_keys = stage.layers;
+            stage.backward_keys = 2 * stage.layers + stage.attention_again;
+        }
         if (in.ep > 1) {
             stage.forward_gathers = 2 * stage.mixtures;
             stage.backward_gathers = (frozen ? 2 : 3) * stage.mixtures + (int)recomputed(&RecomputeCost::gathers);
@@ -142,10 +148,15 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
 }
 
 // Bytes of a micro-batch's residual stream.
-inline double stream_bytes(const PlanInput& in) { return (double)in.B * in.T * in.c.C * in.bytes_per_element; }
+inline double stream_bytes(const PlanInput& in) { return in.rows() * in.c.C * in.bytes_per_element; }
 // Bytes that a rank sends in one half of an all-reduce over tp ranks.
 inline double tensor_half_bytes(const PlanInput& in) { return stream_bytes(in) * (in.tp - 1) / in.tp; }
 
+// Bytes that a rank sends when it gathers the keys and values of cp ranks or reduce-scatters their gradients.
+inline double key_bytes(const PlanInput& in) {
+    const double heads = std::max(1.0, (double)in.c.NKV / in.tp);
+    return in.rows() * (in.cp - 1) * 2 * heads * in.c.HS() * (double)in.bytes_per_element;
+}
 // Bytes that a rank sends when it gathers or reduce-scatters the rows of ep ranks.
 inline double expert_gather_bytes(const PlanInput& in) { return stream_bytes(in) * (in.ep - 1); }
 // The parameters of a stage's experts on a rank, which only the ranks with the same experts share.
@@ -167,7 +178,7 @@ struct ColumnProducts {
 inline ColumnProducts column_products(const PlanInput& in, bool mixture) {
     const ModelConfig& c = in.c;
     if (!cuts_rows(in) || !in.overlap || c.adapted()) return {};
-    const double each = 2.0 * in.B * in.T * c.C / in.tp;
+    const double each = 2.0 * in.rows() * c.C / in.tp;
     return {each * (c.NH + 2 * c.NKV) * c.HS(), each * mlp_columns(c, mixture).F1};
 }
 
@@ -186,6 +197,11 @@ inline void plan_passes(Plan& p) {
     p.experts.gbs = of_experts.gbs;
     p.experts.latency = message_latency(of_experts.between_nodes, in.ep - 1);
     const double gather_seconds = expert_gather_bytes(in) / (of_experts.gbs * giga) + p.experts.latency;
+    const Link of_keys = slowest_link(in, in.cp, in.tp);
+    p.context.between_nodes = of_keys.between_nodes;
+    p.context.gbs = of_keys.gbs;
+    p.context.latency = message_latency(of_keys.between_nodes, in.cp - 1);
+    const double key_seconds = key_bytes(in) / (of_keys.gbs * giga) + p.context.latency;
     const double rate = in.tflops * 1e12 * in.efficiency;
     const SlowAttention slow = slow_attention(in);
     const double head_bytes = 2.0 * (double)(in.bytes_per_element + in.gradient_bytes) * in.c.Vp / in.tp * in.c.C;
@@ -215,17 +231,18 @@ inline void plan_passes(Plan& p) {
             s.hidden_seconds += 2 * all(hidden(products[0].*one), hidden(products[1].*one));
         }
         s.forward_seconds = in_layers(s.forward_flops, attention, elementwise) + s.forward_halves * half_seconds +
-                            s.forward_gathers * gather_seconds + s.layers * slow.forward + apart.forward / bandwidth;
+                            s.forward_gathers * gather_seconds + s.forward_keys * key_seconds + s.layers * slow.forward +
+                            apart.forward / bandwidth;
         double head = s.head_flops / rate;
         if (in.head_rows && s.head_flops > 0)
-            head = std::max(head, std::ceil((double)in.B * in.T / in.head_rows) * head_bytes / (in.memory_gbs * giga));
+            head = std::max(head, std::ceil(in.rows() / in.head_rows) * head_bytes / (in.memory_gbs * giga));
         const double again = s.attention_again * attention_flops(in);
         const double in_backward =
             in_layers(s.backward_flops - s.head_flops, 2 * attention + again, elementwise_backward + elementwise_again);
         // A micro-batch is added to gradients on the host: both directions of the link at a time, not overlapped with products.
         const double to_host = in.offloads_gradients ? s.parameters * (double)in.gradient_bytes / in.host_gbs / giga : 0;
         s.backward_seconds = in_backward + head + to_host + s.backward_halves * half_seconds - s.hidden_seconds +
-                             s.backward_gathers * gather_seconds +
+                             s.backward_gathers * gather_seconds + s.backward_keys * key_seconds +
                              (s.recomputed_bytes + s.transposed_bytes + apart.backward) / bandwidth + s.layers * slow.backward +
                              s.attention_again * slow.forward;
     }
@@ -265,18 +282,23 @@ inline void plan_messages(Plan& p) {
     const double m = (double)p.micro_batches, half = tensor_half_bytes(in), message = pipeline_message_bytes(in);
     const int last = (int)p.stages.size() - 1;
     for (int rank = 0; rank < in.pp; rank++) {
-        double sent = 0, halves = 0, hidden = 0, gathers = 0;
+        double sent = 0, halves = 0, hidden = 0, gathers = 0, keys = 0;
         for (int chunk = 0; chunk < in.vpp; chunk++) {
             const int s = virtual_stage(in.pp, rank, chunk);
             halves += p.stages[s].forward_halves + p.stages[s].backward_halves;
             hidden += p.stages[s].hidden_seconds;
             gathers += p.stages[s].forward_gathers + p.stages[s].backward_gathers;
+            keys += p.stages[s].forward_keys + p.stages[s].backward_keys;
             sent += m * ((s > 0) + (s < last));
         }
         if (m * halves * half > p.tensor.bytes) {
             p.tensor.bytes = m * halves * half;
             p.tensor.hidden = m * hidden;
             p.tensor.messages = (int64_t)(m * halves / (cuts_rows(in) ? 1 : 2));
+        }
+        if (const double bytes = m * keys * key_bytes(in); bytes > p.context.bytes) {
+            p.context.bytes = bytes;
+            p.context.messages = (int64_t)(m * keys);
         }
         if (const double bytes = m * gathers * expert_gather_bytes(in); bytes > p.experts.bytes) {
             p.experts.bytes = bytes;
@@ -370,7 +392,7 @@ inline void plan_rates(Plan& p) {
     const FlopSizes all = flop_sizes(in.c, in.T);
     const double tokens = (double)in.global_batch * in.T, per_gpu = tokens / p.step_seconds / in.world / 1e12;
     double again = 0;
-    for (const StagePlan& s : p.stages) again += s.recomputed_flops * in.tp / ((double)in.B * in.T);
+    for (const StagePlan& s : p.stages) again += s.recomputed_flops * in.tp / in.rows();
     const double computed = model_flops_per_token(all, in.attention) + again + in.compares * head_forward_flops(all);
     p.model_tflops_causal = model_flops_per_token(all, AttentionCount::causal) * per_gpu;
     p.model_tflops_full = model_flops_per_token(all, AttentionCount::full) * per_gpu;
@@ -385,10 +407,11 @@ inline Plan begin_plan(const PlanInput& in) {
     detail::check_plan(in);
     Plan p;
     p.in = in;
-    p.mesh = make_mesh(in.world, 0, in.tp, in.pp, in.vpp, in.ep);
-    check_tensor_parallel(in.c, in.tp, in.sequence_parallel, in.T);
+    p.mesh = make_mesh(in.world, 0, in.tp, in.pp, in.vpp, in.ep, in.cp);
+    check_context_parallel(in.c, in.cp, in.T);
+    check_tensor_parallel(in.c, in.tp, in.sequence_parallel, in.T / in.cp);
     check_expert_parallel(in.c, in.ep);
-    const int dp = p.mesh.dp.size;
+    const int dp = p.mesh.samples.size;
     if (in.global_batch % ((int64_t)in.B * dp))
         fail(
             "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose a "
@@ -429,10 +452,11 @@ inline double least_step_seconds(const Plan& p) {
 inline Plan make_plan(const PlanInput& in) {
     Plan p = begin_plan(in);
     detail::plan_pipeline(p);
-    for (Traffic* t : {&p.tensor, &p.experts, &p.pipeline, &p.data, &p.embedding})
+    for (Traffic* t : {&p.tensor, &p.context, &p.experts, &p.pipeline, &p.data, &p.embedding})
         t->seconds = t->messages ? t->bytes / (t->gbs * detail::giga) + (double)t->messages * t->latency : 0;
     p.tensor.exposed = p.tensor.seconds - p.tensor.hidden;
     p.experts.exposed = p.experts.seconds;
+    p.context.exposed = p.context.seconds;
     p.step_seconds = p.pipeline_seconds + p.data.exposed + p.embedding.exposed + p.update_seconds;
     detail::plan_rates(p);
     return p;
@@ -447,6 +471,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.world = world;
     in.tp = o.tensor_model_parallel_size;
     in.ep = o.expert_model_parallel_size;
+    in.cp = o.context_parallel_size;
     in.pp = o.pipeline_model_parallel_size;
     in.vpp = o.num_virtual_stages_per_pipeline_rank;
     in.sequence_parallel = !o.no_sequence_parallel;
@@ -463,8 +488,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.bytes_per_element = bytes_per_element;
     in.device = o.device_tflops && !o.given.count("device") ? "device" : d.name;
     in.capability = d.capability;
-    in.efficiency =
-        o.device_efficiency.value_or(o.device_tflops ? usual_efficiency : efficiency_of(d, c.C, (double)in.B * in.T, in.tp));
+    in.efficiency = o.device_efficiency.value_or(o.device_tflops ? usual_efficiency : efficiency_of(d, c.C, in.rows(), in.tp));
     in.node_size = o.node_size;
     in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
     const OptimizerRow& optimizer = optimizer_row(o.optimizer);
@@ -532,13 +556,14 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     const auto of_stage = [s = *slowest](const detail::SlowAttention& slow) {
         return s.layers * (slow.forward + slow.backward) + s.attention_again * slow.forward;
     };
-    if (const std::string note = slow_attention_note(in.c, in.capability, in.bytes_per_element == 2); !note.empty())
+    if (const std::string note = slow_attention_note(in.c, in.capability, in.bytes_per_element == 2, in.cp); !note.empty())
         t.row("attention", format("%s: passes take %.3g times as long", note.c_str(),
                                   seconds_of_stage / (seconds_of_stage - of_stage(detail::of_slower_kernels(in)))));
     if (in.c.attention_dropout > 0)
         t.row("attention dropout", format("drawing its random numbers takes up to %.0f%% of the passes",
                                           100 * of_stage(detail::draws_of_dropout(in)) / seconds_of_stage));
     traffic("tensor parallel, per rank", p.tensor, "not overlapped");
+    traffic("context parallel, per rank", p.context, "not overlapped");
     traffic("expert parallel, per rank", p.experts, "not overlapped");
     traffic("pipeline, per rank", p.pipeline, "waited for");
     traffic("data parallel, per rank", p.data, "not overlapped");

@@ -222,6 +222,9 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
               format("%s, %zu message%s of at most %s parameters",
                      ranks.zero ? "optimizer state sharded (ZeRO-1)" : "full optimizer state on each rank (ZeRO off)", messages,
                      messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
+    if (mesh.cp.size > 1)
+        t.row("context parallel", format("%d of %d rows of a sequence a rank, keys and values gathered",
+                                         run.o.seq_length / mesh.cp.size, run.o.seq_length));
     if (mesh.ep.size > 1)
         t.row("expert parallel", format("%d of %d experts a rank, for the rows of %d ranks",
                                         run.c.mixture.experts / mesh.ep.size, run.c.mixture.experts, mesh.ep.size));
@@ -331,7 +334,7 @@ inline void describe_run(Run& run, const PlannedModel& planned) {
     detail::describe_size(t, run);
     detail::describe_model(t, run.o, run.c);
     detail::describe_parametrization(t, run.o, run.c);
-    detail::describe_batch(t, run.o, run.schedule, run.ranks->mesh.dp.size);
+    detail::describe_batch(t, run.o, run.schedule, run.ranks->mesh.samples.size);
     detail::machine_rows(t, run, planned);
     detail::describe_memory(t, planned, run.plans_elsewhere());
 }

@@ -69,7 +69,7 @@ inline std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     const size_t row_bytes = m->local.logits_row_bytes();
     const size_t most = run.plans_elsewhere() ? cpu::logits_rows_on_gpu((size_t)planned_memory_bytes(o), row_bytes)
                                               : be::logits_rows(run.ctx, row_bytes);
-    const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(most, (int64_t)B * T);
+    const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(most, (int64_t)B * T / m->ranks->mesh.cp.size);
     // Rows of several sequences are not divided over ranks: with sequence parallelism answers are written one by one.
     const int sequences = run.tasks.any_written() && !m->ranks->sequence_parallel ? B : run.generates() ? 1 : 0;
     plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, {sequences, 0}, steps.micro_batches());
@@ -81,7 +81,7 @@ inline std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
 // tensors that they keep in host memory.
 inline RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const ModelConfig& c, int n, int stage) {
     const Mesh mesh = make_mesh(n, 0, layout_of(o));
-    const Schedule steps = make_schedule(o, mesh.dp.size);
+    const Schedule steps = make_schedule(o, mesh.samples.size);
     const auto m = plan_model(run, o, steps, c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(o), c));
     const size_t on_host = m->arena.bytes_for_host();
     const bool on_gpus = o.world || !be::memory_is_host, elsewhere = on_gpus && n > run.world.size();

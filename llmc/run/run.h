@@ -312,7 +312,7 @@ inline void set_up(Run& run) {
     const RankLayout layout = layout_of(run.o, run.generates());
     if (!be::memory_is_host && run.ctx.has_device()) run.free_before_groups = be::available_memory();
     run.ranks = run.o.world ? place_rank(run.o.world, 0, layout, run.c) : join_groups(run.ctx, run.world, layout, run.c);
-    run.schedule = make_schedule(run.o, run.ranks->mesh.dp.size);
+    run.schedule = make_schedule(run.o, run.ranks->mesh.samples.size);
     if (run.schedule.open && run.state.length.steps) run.schedule.end_after(run.state.length.steps, run.state.length.decay);
     if (run.schedule.open) run.schedule.plan_until(std::max(run.schedule.total_steps, 2 * run.state.step));
     run.discards = add_skips(run.state, run.o);
@@ -403,7 +403,7 @@ inline void sign_state(const Run& run, TrainingState& state) {
     state.planned = run.train->n_samples();
     state.layout = {{"precision", precision_name}, {"backend", be::backend_name},
                     {"threads", run.ctx.threads},  {"matrix_unit", run.matrix_unit},
-                    {"dp", mesh.dp.size},          {"tp", mesh.tp.size},
+                    {"dp", mesh.samples.size},     {"tp", mesh.tp.size},
                     {"pp", mesh.pp.size},          {"vpp", mesh.vpp},
-                    {"ep", mesh.ep.size}};
+                    {"ep", mesh.ep.size},          {"cp", mesh.cp.size}};
 }

@@ -119,7 +119,7 @@ inline LayoutProblem problem_of(Run& run, const MemoryOfStage& memory_of_stage) 
             return run.plans_elsewhere() ? planned_host_bytes(run.o, ranks) : (double)cpu::available_memory() / ranks;
         };
         problem.bytes_of_libraries = [&run](const ModelConfig& c, const Layout& l) {
-            return nccl_memory(c, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep), run.generates()).bytes();
+            return nccl_memory(c, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep, l.cp), run.generates()).bytes();
         };
     } else {
         const HereFigures here = measure_cpu(run);
@@ -171,6 +171,7 @@ inline TrainOptions options_in(const TrainOptions& o, const Layout& l) {
 inline std::string options_in_words(const Layout& l) {
     std::string words = format("--tp %d --pp %d", l.tp, l.pp);
     if (l.vpp > 1) words += format(" --vpp %d", l.vpp);
+    if (l.cp > 1) words += format(" --cp %d", l.cp);
     if (l.ep > 1) words += format(" --ep %d", l.ep);
     words += format(" --micro-batch-size %d --recompute %s", l.micro_batch, l.recompute.c_str());
     if (l.recompute_layers) words += format(" --recompute-num-layers %d", l.recompute_layers);
@@ -221,6 +222,8 @@ inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured,
     all.push_back({"pp", 4, [](const Candidate& c) { return std::to_string(c.layout.pp); }});
     all.push_back({"vpp", 4, [](const Candidate& c) { return std::to_string(c.layout.vpp); }});
     all.push_back({"dp", 5, [](const Candidate& c) { return std::to_string(c.layout.dp()); }});
+    if (any([](const Candidate& c) { return c.layout.cp > 1; }))
+        all.push_back({"cp", 4, [](const Candidate& c) { return std::to_string(c.layout.cp); }});
     if (any([](const Candidate& c) { return c.layout.ep > 1; }))
         all.push_back({"ep", 4, [](const Candidate& c) { return std::to_string(c.layout.ep); }});
     all.push_back({"micro", 6, [](const Candidate& c) { return std::to_string(c.layout.micro_batch); }});
@@ -298,6 +301,7 @@ inline nlohmann::ordered_json layout_json(const Candidate& c) {
                                 {"pipeline_parallel", l.pp},
                                 {"virtual_stages", l.vpp},
                                 {"data_parallel", l.dp()},
+                                {"context_parallel", l.cp},
                                 {"expert_parallel", l.ep},
                                 {"micro_batch", l.micro_batch},
                                 {"sequence_parallel", l.tp > 1 && l.sequence_parallel},

@@ -87,6 +87,32 @@ private:
     }
 };
 
+// ---- some rows of sequences --------------------------------------------------------------------------------------------------
+TEST(AttentionRows, ChunksHaveTheResultsOfTheWholeSequence) {
+    for (const Case& k : {Case{2, 70, 4, 2, 24, true, true}, Case{1, 150, 2, 1, 64, false, true},
+                          Case{1, 140, 2, 2, 128, true, false}, Case{1, 130, 2, 1, 64, false, false, 30, 1.5},
+                          Case{1, 70, 2, 1, 64, false, true, 0, 0, 0.3}, Case{1, 70, 1, 1, 256, false, true}})
+        for (const std::vector<int>& starts : {std::vector{0, 1, 30}, {0, 64}})
+            for (const bool plain : {true, false}) {
+                SCOPED_TRACE(testing::Message() << name_of(plain) << ", " << testing::PrintToString(k));
+                const Problem p(k, 14);
+                gpu::Ctx ctx;
+                ctx.plain = plain;
+                expect_whole_from_chunks(p, run(ctx, p), starts, [&](const Chunk<floatX>& chunk) {
+                    const size_t n = chunk.dout.size();
+                    DeviceMemory<floatX> qkv(chunk.qkv, "qkv"), kv(chunk.kv, "kv"), dout(chunk.dout, "dout"), out(n, "out"),
+                        dqkv(chunk.qkv.size(), "dqkv"), dkv(chunk.kv.size(), "dkv");
+                    DeviceMemory<float> lse(n / k.HS, "lse"), slopes(p.slopes, "slopes");
+                    DeviceMemory<int> docs(chunk.doc_start, "doc_start");
+                    const AttentionMask mask = {k.masked() ? docs.p() : nullptr, k.alibi ? slopes.p() : nullptr};
+                    gpu::attention_rows_forward(ctx, out.p(), lse.p(), qkv.p(), kv.p(), mask, chunk.shape);
+                    gpu::attention_rows_backward(ctx, dqkv.p(), dkv.p(), dout.p(), {qkv.p(), out.p(), lse.p(), kv.p()}, mask,
+                                                 chunk.shape);
+                    return ChunkResults<floatX>{out.get(), dqkv.get(), dkv.get(), lse.get()};
+                });
+            }
+}
+
 // ---- values ----------------------------------------------------------------------------------------------------------------
 class Attention : public testing::TestWithParam<Case> {};
 

@@ -320,6 +320,9 @@ def number_of_ranks(case, rng):
     o = case.of("layout")
     ranks = int(o.get("tensor-model-parallel-size", 1)) * int(o.get("pipeline-model-parallel-size", 1))
     least = int(o.get("expert-model-parallel-size", 1))
+    cut = int(o.get("context-parallel-size", 1))
+    if cut > 1:
+        return ranks * cut
     return ranks * (rng.choice([2, 4]) if ranks == 1 else rng.choice([least, 2]) if ranks == 2 else 1)
 
 
