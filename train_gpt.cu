@@ -416,14 +416,14 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 
 static void mixture_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
                             const floatX* mid) {
-    const MixtureShape shape = p.experts();
     const Routing& routing = routing_of_experts(p, s);
     const Linear& fc2 = b.fc2();
     floatX *const rows = p.m.a.expert_rows, *const mlp = p.m.a.branch_out;
     const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), p.m.c.C);
     be::router_logits(p.ctx, s.routing.logits, all_inp, b.router.w, b.router.b, p.mixture(), p.m.c.C);
     be::route(p.ctx, s.routing, p.mixture(), p.router_rule(fc2.block));
-    dispatch(p, s);
+    dispatch(p, b, s);
+    const MixtureShape shape = p.experts(fc2.block);
     expert_fc1_forward(p, b, s, all_inp);
     expert_activation_forward(p, b, s);  // times the routing weights
     expert_layer_forward(p, fc2, rows, {s.act.bf16}, fc2_bias(p, b, routing), routing);
@@ -435,7 +435,8 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     branch_forward(p, fc2, mlp, s.fc2, [&](floatX* y) {
         floatX* const sum = partial_sum(p, y);
         const Linear& l = b.shared.fc2;
-        reduce_from_experts(p, sum, [&](floatX* sums) { be::expert_combine(p.ctx, sums, rows, routing, shape, p.m.c.C); });
+        reduce_from_experts(p, b, s, sum,
+                            [&](floatX* sums) { be::expert_combine(p.ctx, sums, rows, routing, shape, p.m.c.C); });
         if (b.shared.exists())
             add_shared(p, sum,
                        [&](floatX* x) { be::linear_forward(p.ctx, x, s.shared.act, l.w, nullptr, p.N(), l.in, l.out); });
@@ -460,7 +461,7 @@ static void recompute_mixture(const Pass& p, const Block& b, const MlpActivation
 static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
                              const LinearInput& inp) {
     const Model& m = p.m;
-    const MixtureShape shape = p.experts();
+    const MixtureShape shape = p.experts(b.fc1().block);
     const Routing& routing = routing_of_experts(p, s);
     const Linear &fc1 = b.fc1(), &fc2 = b.fc2();
     const int C = m.c.C;
@@ -468,9 +469,9 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     const floatX* dfc2 = branch_backward(p, fc2, m.a.branch_out, dmlp, s.fc2);
 
     const floatX* all_dfc2 = gather_from_sequence_parallel(p, dfc2, p.local_rows(), C);
-    const ExpertRows dout = {gather_for_experts(p, all_dfc2), routing.choices, shape.K};
+    const ExpertRows dout = {gather_for_experts(p, b, s, all_dfc2), routing.choices, shape.K};
     expert_layer_backward(p, fc2, dact, dout, {s.act.bf16}, routing);
-    reduce_drouting(p, [&](real* drouting) {
+    reduce_drouting(p, b, s, [&](real* drouting) {
         be::expert_activation_backward(p.ctx, dfc1, drouting, dact, s.fc1, routing, shape, fc2.in, m.c.activation);
         fc2_bias_backward(p, b, drouting, dout, routing);
     });
@@ -482,10 +483,10 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     const floatX* all_inp = reads_inp ? gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C) : nullptr;
     if (fc1.dw) add_router_gradient(p, b.router, m.a.dlogits, all_inp, p.mixture());
     if (fc1.dw && b.shared.exists()) shared_weights_backward(p, b.shared, all_inp);
-    const floatX* const rows_of_inp = reads_inp ? gather_for_experts(p, all_inp) : nullptr;
+    const floatX* const rows_of_inp = reads_inp ? gather_for_experts(p, b, s, all_inp) : nullptr;
     expert_layer_backward(p, fc1, drows, {dfc1}, {rows_of_inp, routing.choices, shape.K}, routing);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
-    reduce_from_experts(p, all_dinp, [&](floatX* sums) { be::expert_combine(p.ctx, sums, drows, routing, shape, C); });
+    reduce_from_experts(p, b, s, all_dinp, [&](floatX* sums) { be::expert_combine(p.ctx, sums, drows, routing, shape, C); });
     be::router_backward_input(p.ctx, all_dinp, m.a.dlogits, b.router.w, p.mixture(), C);
     if (b.shared.exists()) shared_input_backward(p, b.shared, all_dinp);
     reduce_from_tensor_parallel(p, dinp);

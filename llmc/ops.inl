@@ -286,6 +286,16 @@ void expert_dropout(Ctx& ctx, floatX* out /*(slots, columns)*/, const floatX* in
 // out = the sum of a row's slots, in the order of its choices, rounded once; 0 if it has none. sets out.
 void expert_combine(Ctx& ctx, floatX* out /*(N, C)*/, const floatX* inp /*(slots, C)*/, const Routing& r,
                     const MixtureShape& shape, int C);
+// The same for numbers of type real.
+void expert_combine_real(Ctx& ctx, real* out /*(N, columns)*/, const real* inp /*(slots, columns)*/, const Routing& r,
+                         const MixtureShape& shape, int columns);
+// The ranks of each row's experts, if rank i has experts i * each to (i + 1) * each - 1: different ones, in ascending order,
+// then -1. -1 is no expert. ranks.K >= the number of different ranks. sets out.
+void ranks_of_experts(Ctx& ctx, int* out /*(N, ranks.K)*/, const int* experts /*(N, K)*/, const MixtureShape& ranks, int K,
+                      int each);
+// out row i = inp row choices[i] / K, for rows of any type. sets out.
+void gather_rows(Ctx& ctx, void* out /*(n, row_bytes)*/, const void* inp, const int* choices /*(n)*/, int K, int n,
+                 size_t row_bytes);
 
 // ---- loss (loss.h) --------------------------------------------------------------------------------------------------------
 // Fused classifier over rows of logits: logZ = log sum_{i<V} exp(x_i), loss = logZ - x_target, z = z_coef * logZ^2, and, if
@@ -373,6 +383,11 @@ void all_gather(Ctx& ctx, Comm& comm, E* out /*(size, n)*/, const E* mine /*(n)*
 // Sets out to this rank's part of the sums over the ranks. out may be all + rank * n.
 template <class E>
 void reduce_scatter(Ctx& ctx, Comm& comm, E* out /*(n)*/, const E* all /*(size, n)*/, size_t n);
+
+// Rows of row_bytes each: rows sent[r] .. sent[r + 1] - 1 of `in` go to rank r, and rows received[r] .. received[r + 1] - 1 of
+// out come from it. All ranks know how many from the others.
+void all_to_all(Ctx& ctx, Comm& comm, void* out, const std::vector<int>& received, const void* in, const std::vector<int>& sent,
+                size_t row_bytes);
 
 // Asynchronous collectives: they start after the ops now on ctx and overlap with later ones. Until finish(), do not use a
 // buffer that they set, and do not write one that they read.

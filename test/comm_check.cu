@@ -192,6 +192,38 @@ bool check_collectives(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     return ok;
 }
 
+// Rank r sends itself r + 1 rows, and the rank i places after it (r + 2 i) % 4 rows, some of them none.
+static bool check_all_to_all(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
+    const int rank = comm.rank(), size = comm.size();
+    const auto rows = [&](int from, int to) { return from == to ? from + 1 : (from + 2 * ((to - from + size) % size)) % 4; };
+    const auto number = [&](int from, int to, size_t i) { return (uint8_t)(1 + from * 31 + to * 7 + (int)(i % 97)); };
+    bool ok = true;
+    for (const size_t row_bytes : {(size_t)1, (size_t)12, (size_t)50003}) {
+        std::vector<int> sent = {0}, received = {0};
+        std::vector<uint8_t> in, expected;
+        for (int r = 0; r < size; r++) {
+            const int to = ranks[r], me = ranks[rank];
+            sent.push_back(sent.back() + rows(rank, r));
+            received.push_back(received.back() + rows(r, rank));
+            for (size_t i = 0; i < (size_t)rows(rank, r) * row_bytes; i++) in.push_back(number(me, to, i));
+            for (size_t i = 0; i < (size_t)rows(r, rank) * row_bytes; i++) expected.push_back(number(to, me, i));
+        }
+        std::vector<uint8_t> out(expected.size() + 1, 77);
+        auto* const x = (uint8_t*)be::allocate_memory(in.size());
+        auto* const y = (uint8_t*)be::allocate_memory(out.size());
+        be::upload(t.ctx, x, in.data(), in.size());
+        be::upload(t.ctx, y, out.data(), out.size());
+        be::all_to_all(t.ctx, comm, y, received, x, sent, row_bytes);
+        be::download(t.ctx, out.data(), y, out.size());
+        be::release_memory(x, in.size());
+        be::release_memory(y, out.size());
+        ok &= out.back() == 77;
+        out.pop_back();
+        ok &= out == expected;
+    }
+    return ok;
+}
+
 // As FP8 needs them: codes gathered as bytes, and the maximum of floats, which ignores NaN.
 static bool check_in_fp8(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     be::Ctx& ctx = t.ctx;
@@ -384,6 +416,7 @@ static void check_comm(Test& t) {
     t.report("collectives of floatX", check_collectives<floatX>(t, all, everyone));
     t.report("collectives of real", check_collectives<real>(t, all, everyone));
     t.report("collectives of codes, and the largest", check_in_fp8(t, all, everyone));
+    t.report("rows from all to all", check_all_to_all(t, all, everyone));
     t.report("several started operations", check_started<floatX>(t, all, everyone) && check_started<real>(t, all, everyone));
     t.report("the same bits on all ranks", check_bits<floatX>(t, all) && check_bits<real>(t, all));
     if (size == 1) return;

@@ -102,6 +102,16 @@ for layout in "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" "4 -
     [[ $layout == *global* ]] && continue
     expect "a mixture, $layout: one rank's losses" near mixture "mixture $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
 done
+# Rows sent only to the ranks of their experts: on CPUs the bits of the all-gather.
+for layout in "2 --ep 2" "3 --ep 3 --global-batch-size 12 --eval-iters 0" "4 --ep 2 --tp 2 --recompute selective" "4 --ep 2 --pp 2 --recompute full" "4 --ep 4 --num-experts 4 --zero 0 --recompute mlp"; do
+    read -r n options <<<"$layout"
+    for dispatcher in allgather alltoall; do
+        # shellcheck disable=SC2086
+        expect "$layout, $dispatcher" train "$n" $dispatcher "${mixture[@]}" $options --moe-token-dispatcher-type $dispatcher --train-iters 3 --check-replicas 1
+    done
+    expect "$layout: both dispatchers give the same bits" everything_same allgather alltoall
+    rm -rf allgather alltoall
+done
 for layout in "1" "4 --ep 2 --pp 2"; do
     read -r n options <<<"$layout"
     # shellcheck disable=SC2086

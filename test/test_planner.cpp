@@ -243,7 +243,8 @@ TEST(Planner, CountsCommunicatorsOfNccl) {
     EXPECT_EQ(count(8, 4, 1), std::make_pair(3, 0));  // and ranks that hold the same key/value heads
     EXPECT_EQ(count(8, 2, 2), std::make_pair(2, 2));  // forward and backward
     EXPECT_EQ(count(8, 1, 4, true), std::make_pair(2, 4));
-    EXPECT_EQ(nccl_memory(c, make_mesh(8, 0, 2, 2, 2, 1), false).edges, 4);  // a ring
+    EXPECT_EQ(nccl_memory(c, make_mesh(8, 0, 2, 2, 2, 1), false).edges, 4);        // a ring
+    EXPECT_EQ(nccl_memory(c, make_mesh(8, 0, 1, 1, 1, 4), false, true).edges, 6);  // to and from 3 ranks of experts
     c.tied = true;
     EXPECT_EQ(count(8, 1, 8), std::make_pair(1, 4));  // both ends of the pipeline
 }
@@ -365,6 +366,13 @@ TEST(Planner, ExpertParallelTraffic) {
     const double others = whole.stages[0].parameters - experts;
     expect_within(p.data.bytes, (4 + 2) * (others * 7 / 8 + experts / 4 / 2), 1e-3);
     expect_within(p.pipeline_seconds - whole.pipeline_seconds, p.experts.seconds, 1e-6);
+    // A row goes to one of 4 ranks with 2 of 8 experts if not both of its choices are among the other 6: 1 - 6/8 5/7 = 13/28.
+    // Sent rows are also packed or added, 2 x 4 passes over memory for 3 other ranks' rows.
+    in.all_to_all = true;
+    const Plan to_all = make_plan(in);
+    expect_within(to_all.experts.bytes, p.experts.bytes * 13 / 28, 1e-12);
+    expect_within(to_all.pipeline_seconds - whole.pipeline_seconds,
+                  to_all.experts.seconds + to_all.experts.bytes * 8 / 3 / (in.memory_gbs * 1e9), 1e-6);
     in.ep = 3;
     expect_error([&] { make_plan(in); }, {"expert-model-parallel-size 3", "8 data-parallel ranks"});
     in.ep = 8;
@@ -398,6 +406,23 @@ TEST(Planner, ContextParallelTraffic) {
     in.cp = 8;
     in.T = 72;
     expect_error([&] { make_plan(in); }, {"--context-parallel-size 8 cuts the 72 rows", "multiple of 16"});
+}
+
+// Messages to all ranks, or only to those with an expert of a row's choice, if at most 2 of 3 rows go to each.
+TEST(Planner, DispatcherOfExperts) {
+    TrainOptions o;
+    ModelConfig c;
+    c.mixture.topk = 2;
+    c.mixture.experts = 8;
+    EXPECT_FALSE(sends_all_to_all(o, c));
+    o.expert_model_parallel_size = 2;  // 1 - 4/8 3/7 = 0.79
+    EXPECT_FALSE(sends_all_to_all(o, c));
+    o.expert_model_parallel_size = 8;  // 1 - 7/8 6/7 = 0.25
+    EXPECT_TRUE(sends_all_to_all(o, c));
+    o.moe_token_dispatcher_type = "allgather";
+    EXPECT_FALSE(sends_all_to_all(o, c));
+    c.mixture.topk = 7;
+    EXPECT_EQ(fraction_for_rank(c.mixture, 4), 1);
 }
 
 TEST(Planner, PipelineTraffic) {

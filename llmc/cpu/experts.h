@@ -604,5 +604,27 @@ inline void expert_combine(Ctx&, floatX* out, const floatX* inp, const Routing& 
         });
     });
 }
+inline void expert_combine_real(Ctx&, real* out, const real* inp, const Routing& r, const MixtureShape& shape, int columns) {
+    const int K = shape.K;
+    parallel_for(shape.N(), [=](int n) {
+        const int* const slots = r.slots + (size_t)n * K;
+        for (int c = 0; c < columns; c++) {
+            real sum = 0;
+            for (int k = 0; k < K; k++)
+                if (slots[k] >= 0) sum += inp[(size_t)slots[k] * columns + c];
+            out[(size_t)n * columns + c] = sum;
+        }
+    });
+}
+
+inline void ranks_of_experts(Ctx&, int* out, const int* experts, const MixtureShape& ranks, int K, int each) {
+    parallel_for(ranks.N(), [=](int n) { set_ranks(out + (size_t)n * ranks.K, ranks.K, experts + (size_t)n * K, K, each); });
+}
+
+inline void gather_rows(Ctx&, void* out, const void* inp, const int* choices, int K, int n, size_t row_bytes) {
+    parallel_for(n, [=](int i) {
+        memcpy((char*)out + (size_t)i * row_bytes, (const char*)inp + (size_t)(choices[i] / K) * row_bytes, row_bytes);
+    });
+}
 
 }  // namespace cpu

@@ -13,14 +13,14 @@
 // One of the two matrices of all experts, with its adapters.
 inline void expert_layer_forward(const Pass& p, const Linear& l, floatX* out, const ExpertRows& inp, const ExpertBias& bias,
                                  const Routing& routing) {
-    const MixtureShape shape = p.experts();
+    const MixtureShape shape = p.experts(l.block);
     be::expert_linear_forward(p.ctx, out, inp, l.w, bias, routing.groups(shape), l.in, l.out, Acc::Set);
     if (l.lora) p.m.lora.experts_forward(p.ctx, *l.lora, out, inp, routing, shape, p.adapter_dropout(l));
 }
 // Sets dinp, and adds to the gradients of the weight or of its adapters.
 inline void expert_layer_backward(const Pass& p, const Linear& l, floatX* dinp, const ExpertRows& dout, const ExpertRows& inp,
                                   const Routing& routing) {
-    const MixtureShape shape = p.experts();
+    const MixtureShape shape = p.experts(l.block);
     const ExpertGroups groups = routing.groups(shape);
     if (l.dw)
         add_weight_gradient(p, l, [&](const Elements& dw, int row, int rows, Acc acc) {
@@ -33,14 +33,14 @@ inline void expert_layer_backward(const Pass& p, const Linear& l, floatX* dinp, 
 
 inline void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
     const Routing& routing = routing_of_experts(p, s);
-    const ExpertRows rows = {gather_for_experts(p, all_inp), routing.choices, p.experts().K};
+    const ExpertRows rows = {gather_for_experts(p, b, s, all_inp), routing.choices, p.m.c.mixture.topk};
     expert_layer_forward(p, b.fc1(), s.fc1, rows, {b.fc1().b}, routing);
 }
 inline ExpertBias fc2_bias(const Pass& p, const Block& b, const Routing& routing) {
     return {on_first_tp_rank(p, b.fc2().b), routing.weights, routing.choices};
 }
 inline void expert_activation_forward(const Pass& p, const Block& b, const MlpActivations& s) {
-    be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, routing_of_experts(p, s), p.experts(), b.fc2().in,
+    be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, routing_of_experts(p, s), p.experts(b.fc2().block), b.fc2().in,
                                   p.m.c.activation);
 }
 
@@ -48,7 +48,7 @@ inline void expert_activation_forward(const Pass& p, const Block& b, const MlpAc
 // over tp, so only the first rank computes it.
 inline void fc2_bias_backward(const Pass& p, const Block& b, real* drouting, const ExpertRows& dout, const Routing& routing) {
     const Linear& l = b.fc2();
-    const ExpertGroups groups = routing.groups(p.experts());
+    const ExpertGroups groups = routing.groups(p.experts(l.block));
     const ExpertBias bias = fc2_bias(p, b, routing);
     real* const db = p.cut_rows() ? on_first_tp_rank(p, l.db) : l.db;
     if (db) be::expert_bias_backward(p.ctx, db, dout, bias, groups, l.out);

@@ -8,9 +8,17 @@
 //   reduce-scatter  (N, C)         the sums of the own rows over all ranks
 //
 // Backward gathers the output's gradients and, for the gradient of fc1's weight, the rows again; the inputs' gradients and the
-// routing weights' are reduce-scattered. This is Megatron-LM's --moe-token-dispatcher-type allgather. Shapes do not depend on
-// the routing, so no rank waits for another one's counts; all-to-all messages would carry only chosen rows, min(1, K / ep) of
-// these bytes.
+// routing weights' are reduce-scattered. This is Megatron-LM's --moe-token-dispatcher-type allgather: sizes do not depend on
+// the routing. With alltoall a rank sends a row only to the ranks that have an expert of its choice, once to each:
+//
+//   ranks of experts  (N, min(K, ep))  each row's, sorted by rank like choices by expert: the rows for a rank are consecutive
+//   counts            (ep, ep + 1)     all-gathered and read by the host, which must know the sizes of messages
+//   all-to-all        (M, C)           M rows with choices and weights from all ranks, in the order of ranks and rows
+//   experts, combine  (M, C)           as above
+//   all-to-all        (N, min(K, ep), C)  the sums go back; a row adds them in the order of ranks
+//
+// M <= ep N; memory is planned for this. Slots are the same in both, so results differ only in how the sums over ranks round:
+// not at all on CPUs, where both add in fp32 in the order of ranks.
 //
 // Gradients. Each rank sums the gradients of its experts over the rows of all ep ranks; ranks with the same experts (edp) then
 // add theirs, as ranks of dp do for all other tensors. Every term has the factors of the global batch, so the sums equal one
@@ -30,52 +38,108 @@ inline const Routing& routing_of_experts(const Pass& p, const MlpActivations& s)
     return p.m.ranks->mesh.ep.size > 1 ? s.dispatched : s.routing;
 }
 
+// ---- all-to-all messages ----------------------------------------------------------------------------------------------------
+
+// Sets s.sent and the messages of the block, from the own rows' choices.
+inline void exchange_counts(const Pass& p, const Block& b, const MlpActivations& s) {
+    const Axis& ep = p.m.ranks->mesh.ep;
+    const MixtureConfig& c = p.m.c.mixture;
+    const MixtureShape ranks = p.m.mixture_of_ranks(p.N());
+    be::ranks_of_experts(p.ctx, s.sent.experts, s.routing.experts, ranks, c.topk, c.experts / ep.size);
+    be::sort_choices(p.ctx, s.sent, ranks, 0);
+    const size_t ends = (size_t)ep.size + 1;
+    std::vector<int> all(ends * (size_t)ep.size);
+    int* const gathered = p.m.a.message_ends;
+    be::all_gather(p.ctx, p.m.ranks->ep, (uint8_t*)gathered, (const uint8_t*)s.sent.offsets, ends * sizeof(int));
+    be::download(p.ctx, all.data(), gathered, all.size() * sizeof(int));
+    RowMessages& messages = p.messages(b.fc1().block);
+    messages.received = {0};
+    for (size_t r = 0; r < (size_t)ep.size; r++) {
+        const int* const first = &all[r * ends];
+        if ((int)r == ep.rank) messages.sent.assign(first, first + ends);
+        messages.received.push_back(messages.received.back() + first[ep.rank + 1] - first[ep.rank]);
+    }
+}
+
+// out (M, row_bytes) = the rows that other ranks send to this rank's experts; own: (N, row_bytes).
+inline void send_to_experts(const Pass& p, const Block& b, const MlpActivations& s, void* out, const void* own,
+                            size_t row_bytes) {
+    const RowMessages& messages = p.messages(b.fc1().block);
+    const int per_row = p.m.mixture_of_ranks(p.N()).K;
+    be::gather_rows(p.ctx, p.m.a.sent_rows, own, s.sent.choices, per_row, messages.sent.back(), row_bytes);
+    be::all_to_all(p.ctx, p.m.ranks->ep, out, messages.received, p.m.a.sent_rows, messages.sent, row_bytes);
+}
+// The other way: sent_rows = what other ranks' experts return for each row that this rank sent them; of: (M, row_bytes).
+inline floatX* return_from_experts(const Pass& p, const Block& b, const void* of, size_t row_bytes) {
+    const RowMessages& messages = p.messages(b.fc1().block);
+    be::all_to_all(p.ctx, p.m.ranks->ep, p.m.a.sent_rows, messages.sent, of, messages.received, row_bytes);
+    return p.m.a.sent_rows;
+}
+
+// ---- dispatch ---------------------------------------------------------------------------------------------------------------
+
 // Sets s.dispatched, without logits, from the own rows' choices and weights.
-inline void dispatch(const Pass& p, const MlpActivations& s) {
+inline void dispatch(const Pass& p, const Block& b, const MlpActivations& s) {
     const Axis& ep = p.m.ranks->mesh.ep;
     if (ep.size == 1) return;
     be::Comm& comm = p.m.ranks->ep;
-    const size_t n = (size_t)p.N() * p.m.c.mixture.topk;
+    const size_t K = (size_t)p.m.c.mixture.topk, n = (size_t)p.N() * K;
     const size_t bytes = n * sizeof(int), weight_bytes = n * sizeof(real);
-    if (p.dispatches()) {
+    const auto copy = [&](auto* to, const auto* from, size_t row) { be::copy_rows(p.ctx, to, row, from, row, row, 1); };
+    if (!p.dispatches()) {
+        copy(s.dispatched.experts, s.routing.experts, bytes);
+        copy(s.dispatched.weights, s.routing.weights, weight_bytes);
+    } else if (p.m.all_to_all) {
+        exchange_counts(p, b, s);
+        copy(s.dispatched.experts, s.routing.experts, K * sizeof(int));  // for a rank without rows: a row that chose none
+        send_to_experts(p, b, s, s.dispatched.experts, s.routing.experts, K * sizeof(int));
+        send_to_experts(p, b, s, s.dispatched.weights, s.routing.weights, K * sizeof(real));
+    } else {
         be::all_gather(p.ctx, comm, (uint8_t*)s.dispatched.experts, (const uint8_t*)s.routing.experts, bytes);
         be::all_gather(p.ctx, comm, s.dispatched.weights, s.routing.weights, n);
-    } else {
-        be::copy_rows(p.ctx, s.dispatched.experts, bytes, s.routing.experts, bytes, bytes, 1);
-        be::copy_rows(p.ctx, s.dispatched.weights, weight_bytes, s.routing.weights, weight_bytes, weight_bytes, 1);
     }
-    const MixtureShape shape = p.experts();
+    const MixtureShape shape = p.experts(b.fc1().block);
     be::sort_choices(p.ctx, s.dispatched, shape, ep.rank * shape.E);
 }
 
-// The rows of all ranks; own: (N, C).
-inline const floatX* gather_for_experts(const Pass& p, const floatX* own) {
+// The rows that this rank's experts process; own: (N, C).
+inline const floatX* gather_for_experts(const Pass& p, const Block& b, const MlpActivations& s, const floatX* own) {
     if (!p.dispatches()) return own;
-    be::all_gather(p.ctx, p.m.ranks->ep, p.m.a.dispatched_rows, own, (size_t)p.N() * p.m.c.C);
-    return p.m.a.dispatched_rows;
+    const size_t C = (size_t)p.m.c.C;
+    floatX* const rows = p.m.a.dispatched_rows;
+    if (p.m.all_to_all) send_to_experts(p, b, s, rows, own, C * sizeof(floatX));
+    else be::all_gather(p.ctx, p.m.ranks->ep, rows, own, (size_t)p.N() * C);
+    return rows;
 }
 
 // out (N, C) = the sums over all ranks' experts, of which combine(x) sets this rank's in x, for the rows of all ranks.
 template <class Combine>
-void reduce_from_experts(const Pass& p, floatX* out, Combine combine) {
-    const size_t n = (size_t)p.N() * p.m.c.C;
+void reduce_from_experts(const Pass& p, const Block& b, const MlpActivations& s, floatX* out, Combine combine) {
+    const int C = p.m.c.C;
+    const size_t n = (size_t)p.N() * C;
     if (!p.dispatches()) {
         combine(out);
         return be::all_reduce(p.ctx, p.m.ranks->ep, out, n);
     }
-    combine(p.m.a.dispatched_rows);
-    be::reduce_scatter(p.ctx, p.m.ranks->ep, out, p.m.a.dispatched_rows, n);
+    floatX* const sums = p.m.a.dispatched_rows;
+    combine(sums);
+    if (!p.m.all_to_all) return be::reduce_scatter(p.ctx, p.m.ranks->ep, out, sums, n);
+    const floatX* const returned = return_from_experts(p, b, sums, (size_t)C * sizeof(floatX));
+    be::expert_combine(p.ctx, out, returned, s.sent, p.m.mixture_of_ranks(p.N()), C);
 }
 
 // Sets drouting (N, K), of which compute(x) sets the elements that belong to choices of this rank's experts, for the rows of
 // all ranks.
 template <class Compute>
-void reduce_drouting(const Pass& p, Compute compute) {
+void reduce_drouting(const Pass& p, const Block& b, const MlpActivations& s, Compute compute) {
     Activations& a = p.m.a;
-    const size_t n = (size_t)p.N() * p.m.c.mixture.topk;
+    const int K = p.m.c.mixture.topk;
     CHECK(p.dispatches() || p.m.ranks->mesh.ep.size == 1, "a backward pass over rows that all ranks of ep have");
     if (!p.dispatches()) return compute(a.drouting);
-    be::clear(p.ctx, a.dispatched_drouting, n * (size_t)p.m.ranks->mesh.ep.size * sizeof(real));
+    const size_t row_bytes = (size_t)K * sizeof(real);
+    be::clear(p.ctx, a.dispatched_drouting, (size_t)p.experts(b.fc1().block).N() * row_bytes);
     compute(a.dispatched_drouting);
-    be::reduce_scatter(p.ctx, p.m.ranks->ep, a.drouting, a.dispatched_drouting, n);
+    if (!p.m.all_to_all) return be::reduce_scatter(p.ctx, p.m.ranks->ep, a.drouting, a.dispatched_drouting, (size_t)p.N() * K);
+    const auto* const returned = (const real*)return_from_experts(p, b, a.dispatched_drouting, row_bytes);
+    be::expert_combine_real(p.ctx, a.drouting, returned, s.sent, p.m.mixture_of_ranks(p.N()), K);
 }

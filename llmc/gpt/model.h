@@ -38,11 +38,17 @@ struct SharedExpertActivations {
     floatX* fc1;   // (N, F1l)
     floatX* act;   // (N, Fl) input of fc2
 };
+// All-to-all messages of a mixture's rows (expert_parallel.h): rows sent[r] .. sent[r + 1] - 1 of those that this rank sends go
+// to rank r of ep, and rows received[r] .. received[r + 1] - 1 of those that its experts process come from it.
+struct RowMessages {
+    std::vector<int> sent, received;
+};
 // Activations of the MLP. In a mixture of experts, each row of fc1 and act is a slot (mixture_slots in
 // model_memory.h).
 struct MlpActivations {
     Routing routing;     // of a mixture
     Routing dispatched;  // with expert parallelism: of the rows that this rank's experts process; without logits
+    Routing sent;        // with all-to-all messages: own rows and the ranks of their experts; without logits and weights
     SharedExpertActivations shared;
     floatX* fc1;       // (N, F1l)
     LinearInput act;   // (N, Fl) input of fc2
@@ -86,6 +92,7 @@ struct MicroBatch {
     bool first = true, last = true;  // the chunk contains the embedding, the head
     std::vector<floatX*> x;          // blocks+1 of (Nl, C): x[i] enters block i, the last one leaves the chunk
     std::vector<BlockActivations> blocks;
+    std::vector<RowMessages> messages;    // of each block
     floatX* embedded = nullptr;           // (Nl, C) input of the embedding norm
     NormStatistics embedding_stats = {};  // of the embedding norm
     int *tokens, *targets, *positions;    // (N) each
@@ -148,6 +155,8 @@ struct Activations {
     real *dlogits, *drouting;   // (N, E), (N, K) gradients of the router's logits and weights
     floatX* dispatched_rows;    // (ep, N, C) rows of all ranks for this rank's experts, and sums over these; with ep > 1
     real* dispatched_drouting;  // (ep, N, K)
+    floatX* sent_rows;          // (N, min(K, ep), C) own rows for the ranks of their experts; with all-to-all messages
+    int* message_ends;          // (ep, ep + 1) of all ranks: the first row that each sends to each, and their number
     double* router_sums;        // (blocks, RouterSums::size(E)) since the last clear
 
     MicroBatch& micro_batch(int chunk = 0, int i = 0) {
@@ -224,8 +233,9 @@ struct Model : TrainingMemory {
     Fp8Training fp8;
     Lora lora;
     Preference preference;
-    RouterLossFactors router_losses;   // of the current step
-    ExpertCapacity expert_capacity;    // in training passes
+    RouterLossFactors router_losses;  // of the current step
+    ExpertCapacity expert_capacity;   // in training passes
+    bool all_to_all = false;          // expert-parallel ranks send rows only to the ranks of their experts; set before planning
     real* unused_gradients = nullptr;  // scratch for gradients of frozen norms and sinks; null: not frozen
     KeyValueCache cache{};
     real* slopes = nullptr;          // (NHl) ALiBi; null: none
@@ -245,6 +255,12 @@ struct Model : TrainingMemory {
     // Expert-parallel ranks whose rows are gathered.
     int dispatching_ranks() const { return recompute == Recompute::inference ? 1 : ranks->mesh.ep.size; }
     int whole_T() const { return a.T * ranks->mesh.cp.size; }  // rows of the longest sequence, over all ranks
+    bool sends_all_to_all() const { return all_to_all && dispatching_ranks() > 1; }
+    // For N rows: the ranks of their experts, as experts of a mixture.
+    MixtureShape mixture_of_ranks(int N) const {
+        const int ep = ranks->mesh.ep.size;
+        return {1, N, ep, std::min(c.mixture.topk, ep)};
+    }
     AttentionShape attention(int B, int T) const {
         const double scale = c.attention_scale ? c.attention_scale : 1.0 / std::sqrt((double)c.HS());
         return {B, T, local.NHl, local.NKVl, c.HS(), (real)scale, (real)c.attention_softcap, {}, c.NH};

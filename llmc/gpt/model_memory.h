@@ -61,14 +61,17 @@ inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&
         visit(Nl, Kept::unless_full, stats.mean...);
         visit(Nl, Kept::unless_full, stats.rstd...);
     };
-    const auto routing = [&](size_t ranks, size_t E, size_t K, auto&... r) {
+    const auto sorted = [&](size_t ranks, size_t E, size_t K, auto&... r) {
         const size_t choices = ranks * N * K;
         visit(choices, Kept::unless_full, r.experts...);
-        visit(choices, Kept::unless_full, r.weights...);
         visit(choices, Kept::unless_full, r.slots...);
         visit(choices, Kept::unless_full, r.choices...);
         visit(E + 1, Kept::unless_full, r.offsets...);
         visit(ranks * (size_t)m.a.B * E, Kept::unless_full, r.counts...);
+    };
+    const auto routing = [&](size_t ranks, size_t E, size_t K, auto&... r) {
+        visit(ranks * N * K, Kept::unless_full, r.weights...);
+        sorted(ranks, E, K, r...);
     };
     visit(Nl * C, of_norm, s.norm1...);
     visit(N * m.local.QKVl, Kept::unless_full, s.qkv...);
@@ -85,6 +88,7 @@ inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&
         visit(N * experts, Kept::unless_full, s.mlp.routing.logits...);
         routing(1, experts, topk, s.mlp.routing...);
         if (ep > 1) routing((size_t)m.dispatching_ranks(), experts / ep, topk, s.mlp.dispatched...);
+        if (m.sends_all_to_all()) sorted(1, ep, std::min(topk, ep), s.mlp.sent...);
     }
     if (mlp.shared_fc1) {
         if (m.c.mixture.shared_gate) {
@@ -168,6 +172,7 @@ inline void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) 
         one.last = stage == (int)m.stages.size() - 1;
         one.x.assign((size_t)layers + 1, nullptr);
         one.blocks.assign((size_t)layers, BlockActivations{});
+        one.messages.assign((size_t)layers, RowMessages());
         const int n = training ? micro_batches_in_flight(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches, chunk) : 1;
         m.a.micro_batches[chunk].assign((size_t)n, one);
         block += layers;
@@ -218,6 +223,12 @@ inline void plan_activations(Model& m, bool fp8) {
     arena.add(shared, &m.a.branch_out, Nl * C);
     if (m.c.mixture.on()) arena.add(shared, &m.a.expert_rows, mixture_slots(m, N) * C);
     if (m.dispatching_ranks() > 1) arena.add(shared, &m.a.dispatched_rows, (size_t)m.dispatching_ranks() * N * C);
+    if (m.sends_all_to_all()) {
+        const size_t ep = (size_t)m.ranks->mesh.ep.size, K = (size_t)m.c.mixture.topk;
+        const size_t of_routing = ceil_div(K * sizeof(real), sizeof(floatX));  // a row's experts, weights or their gradients
+        arena.add(shared, &m.a.sent_rows, (size_t)m.mixture_of_ranks((int)N).slots() * std::max(C, of_routing));
+        arena.add(shared, &m.a.message_ends, ep * (ep + 1));
+    }
     if (m.cuts_head_norms()) arena.add(shared, &m.a.head_sums, 2 * N);
     size_t largest = 0;
     for (const TensorSpec& t : m.model_table().rows)

@@ -57,14 +57,17 @@ struct Pass {
     }
     // True if this rank's experts process rows of several ranks (expert_parallel.h).
     bool dispatches() const { return in.own_rows && m.ranks->mesh.ep.size > 1; }
-    // The rows and the experts of this rank's products.
-    MixtureShape experts() const {
+    // The rows and the experts of this rank's products. With all-to-all messages a rank without rows has one without slots.
+    MixtureShape experts(int block) const {
         const int ep = m.ranks->mesh.ep.size;
         MixtureShape shape = mixture();
         shape.E /= ep;
-        if (dispatches()) shape.B *= ep;
+        if (!dispatches()) return shape;
+        if (m.all_to_all) return {1, std::max(1, messages(block).received.back()), shape.E, shape.K};
+        shape.B *= ep;
         return shape;
     }
+    RowMessages& messages(int block) const { return in.messages[(size_t)(block - in.first_block)]; }
     // Only training, which also applies dropout, drops choices.
     RouterRule router_rule(int block) const {
         RouterRule rule = m.c.mixture.rule(m.expert_biases.of_block(block));

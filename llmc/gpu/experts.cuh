@@ -459,6 +459,36 @@ __global__ void __launch_bounds__(expert_threads)
     }
 }
 
+// A thread per number.
+__global__ void __launch_bounds__(expert_threads)
+    expert_combine_real_kernel(real* out, const real* inp, const int* slots, size_t n, int K, int columns) {
+    const size_t i = (size_t)blockIdx.x * expert_threads + threadIdx.x, row = i / columns;
+    if (i >= n) return;
+    real sum = 0;
+    for (int k = 0; k < K; k++) {
+        const int slot = slots[row * K + k];
+        if (slot >= 0) sum += inp[(size_t)slot * columns + i % columns];
+    }
+    out[i] = sum;
+}
+
+// ---- rows sent to other ranks ----------------------------------------------------------------------------------------------
+// A thread per row.
+__global__ void __launch_bounds__(expert_threads)
+    ranks_of_experts_kernel(int* out, const int* experts, int N, int ranks, int K, int each) {
+    const int row = (int)blockIdx.x * expert_threads + threadIdx.x;
+    if (row < N) set_ranks(out + (size_t)row * ranks, ranks, experts + (size_t)row * K, K, each);
+}
+
+// A block per row, of `units` numbers.
+template <class Unit>
+__global__ void __launch_bounds__(expert_threads)
+    gather_rows_kernel(Unit* out, const Unit* inp, const int* choices, int K, size_t units) {
+    out += (size_t)blockIdx.x * units;
+    inp += (size_t)(choices[blockIdx.x] / K) * units;
+    for (size_t i = threadIdx.x; i < units; i += blockDim.x) out[i] = inp[i];
+}
+
 // ---- biases ----------------------------------------------------------------------------------------------------------------
 __global__ void __launch_bounds__(256) add_bias_kernel(real* x, const floatX* bias, size_t n, int columns) {
     const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
@@ -661,6 +691,28 @@ inline void expert_combine(Ctx& ctx, floatX* out, const floatX* inp, const Routi
     const auto kernel =
         detail::packs_of_rows(C, out, inp) ? detail::expert_combine_kernel<true> : detail::expert_combine_kernel<false>;
     LAUNCH(kernel, shape.N(), detail::threads_of_row(C), 0, ctx, out, inp, r.slots, shape.K, C);
+}
+inline void expert_combine_real(Ctx& ctx, real* out, const real* inp, const Routing& r, const MixtureShape& shape,
+                                int columns) {
+    const size_t n = (size_t)shape.N() * columns;
+    LAUNCH(detail::expert_combine_real_kernel, (unsigned)ceil_div(n, (size_t)detail::expert_threads), detail::expert_threads, 0,
+           ctx, out, inp, r.slots, n, shape.K, columns);
+}
+
+inline void ranks_of_experts(Ctx& ctx, int* out, const int* experts, const MixtureShape& ranks, int K, int each) {
+    LAUNCH(detail::ranks_of_experts_kernel, ceil_div(ranks.N(), detail::expert_threads), detail::expert_threads, 0, ctx, out,
+           experts, ranks.N(), ranks.K, K, each);
+}
+
+inline void gather_rows(Ctx& ctx, void* out, const void* inp, const int* choices, int K, int n, size_t row_bytes) {
+    if (n == 0) return;
+    const auto in_units_of = [&](auto unit) {
+        using Unit = decltype(unit);
+        LAUNCH((detail::gather_rows_kernel<Unit>), n, detail::expert_threads, 0, ctx, (Unit*)out, (const Unit*)inp, choices, K,
+               row_bytes / sizeof(Unit));
+    };
+    if ((row_bytes | (uintptr_t)out | (uintptr_t)inp) % sizeof(uint4) == 0) in_units_of(uint4());
+    else in_units_of(uint16_t());
 }
 
 }  // namespace gpu

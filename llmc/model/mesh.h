@@ -174,6 +174,13 @@ inline void check_expert_parallel(const ModelConfig& c, int ep) {
                 ep, module.c_str());
 }
 
+// The fraction of rows that choose an expert of a given one of `ep` ranks, if each choice of experts is equally likely.
+inline double fraction_for_rank(const MixtureConfig& m, int ep) {
+    double none = 1;
+    for (int k = 0; k < m.topk; k++) none *= std::max(0.0, (double)(m.experts - m.experts / ep - k) / (m.experts - k));
+    return 1 - none;
+}
+
 // The part of the model that a rank holds.
 struct Part {
     Axis tp, ep;

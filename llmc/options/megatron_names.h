@@ -92,8 +92,7 @@ inline const MegatronName megatron_names[] = {
     {"train", "manual-gc-interval empty-unused-memory-level", 1, "", "", "", "all memory is allocated once"},
     {"train", "expert-tensor-parallel-size fp8-interval", 1, "", "", "1", "it is the default"},
     {"train", "moe-router-dtype", 1, "", "", "fp32", "the router computes in fp32"},
-    {"train", "moe-token-dispatcher-type moe-flex-dispatcher-backend", 1, "", "", "",
-     "--expert-model-parallel-size gathers rows, as allgather does"},
+    {"train", "moe-flex-dispatcher-backend", 1, "", "", "", "--moe-token-dispatcher-type allgather or alltoall"},
     {"train",
      "moe-grouped-gemm moe-use-legacy-grouped-gemm moe-permute-fusion moe-router-fusion moe-enable-deepep "
      "moe-shared-expert-overlap",

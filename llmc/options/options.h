@@ -502,6 +502,9 @@ inline Allowed one_of(Strings choices) {
     X(bool, no_sequence_parallel, "", false, anything(), "Parallel",                                                           \
       "with tensor parallelism: keep norms and residual stream whole on every rank, instead of splitting them by "             \
       "sequence")                                                                                                              \
+    X(std::string, moe_token_dispatcher_type, "", "", one_of({"allgather", "alltoall"}), "Parallel",                           \
+      "with --expert-model-parallel-size, rows for experts go to all of its ranks, or only to those that have an expert of "   \
+      "their choice; default: the faster one by the plan")                                                                     \
     X(int, zero, "", 1, between(0, 1), "Parallel",                                                                             \
       "1: shard the optimizer's state over data-parallel ranks (ZeRO-1); 0: each has all of it")                               \
     X(int64_t, ddp_bucket_size, "", 0, between(1, 10000000000), "Parallel",                                                    \

@@ -7,6 +7,7 @@
 //   reduce_scatter   rank i sends block j to rank j, for all j; each adds up its own
 //   all_reduce       the same with blocks of nearly equal size, then each rank sends its block to all others
 //   all_gather       each rank sends its part to all others
+//   all_to_all       each rank sends its rows for each other rank to it
 //   reduce, broadcast  as reduce_scatter and all_gather, with one rank owning everything
 // Cost: a rank sends (size - 1) / size of the buffer, for all_reduce twice that, which is the minimum.
 //
@@ -518,6 +519,33 @@ template <class E>
 void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
     Pending pending = start_reduce_scatter(ctx, comm, out, all, n);
     finish(ctx, pending);
+}
+
+inline void all_to_all(Ctx&, Comm& comm, void* out, const std::vector<int>& received, const void* in,
+                       const std::vector<int>& sent, size_t row_bytes) {
+    const auto bytes = [&](const std::vector<int>& first, int r) { return (size_t)(first[r + 1] - first[r]) * row_bytes; };
+    const auto at = [&](auto* rows, const std::vector<int>& first, int r) { return rows + (size_t)first[r] * row_bytes; };
+    const int me = comm.rank();
+    CHECK(bytes(sent, me) == bytes(received, me), "%zu of %zu bytes to itself", bytes(received, me), bytes(sent, me));
+    if (bytes(sent, me)) memcpy(at((char*)out, received, me), at((const char*)in, sent, me), bytes(sent, me));
+#if HAVE_MPI
+    if (comm.size() == 1) return;
+    detail::Group& g = *comm.group();
+    const int64_t sequence = detail::begin(g, "all_to_all", row_bytes, 1);
+    const Waiting waiting(g.monitor.get(), "all_to_all", g.name, sequence);
+    detail::Requests requests;
+    for (int i = 1; i < g.size; i++) {
+        const int r = (me + g.size - i) % g.size;
+        detail::post_receive(g.collectives, requests, at((char*)out, received, r), bytes(received, r), g.most_bytes, r,
+                             detail::tag_of(sequence));
+    }
+    for (int i = 1; i < g.size; i++) {
+        const int r = (me + i) % g.size;
+        detail::post_send(g.collectives, requests, at((const char*)in, sent, r), bytes(sent, r), g.most_bytes, r,
+                          detail::tag_of(sequence));
+    }
+    wait_for(requests);
+#endif
 }
 
 // Lets pending messages progress for some microseconds; called between long stretches of computation. MPI has no progress

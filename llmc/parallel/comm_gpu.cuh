@@ -481,6 +481,30 @@ void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
 #endif
 }
 
+inline void all_to_all(Ctx& ctx, Comm& comm, void* out, const std::vector<int>& received, const void* in,
+                       const std::vector<int>& sent, size_t row_bytes) {
+    const auto bytes = [=](const std::vector<int>& first, int r) { return (size_t)(first[r + 1] - first[r]) * row_bytes; };
+    const auto at = [=](auto* rows, const std::vector<int>& first, int r) { return rows + (size_t)first[r] * row_bytes; };
+    const int me = comm.rank();
+    const size_t own = bytes(sent, me);
+    CHECK(own == bytes(received, me), "%zu of %zu bytes to itself", bytes(received, me), own);
+    if (own) copy_rows(ctx, at((char*)out, received, me), own, at((const char*)in, sent, me), own, own, 1);
+    if (comm.size() == 1) return;
+#if HAVE_NCCL
+    detail::run(ctx, *comm.group(), "all_to_all", row_bytes, 1, [&](ncclComm_t c, cudaStream_t stream) {
+        ncclResult_t result = ncclGroupStart();
+        for (int i = 1; i < comm.size() && result == ncclSuccess; i++) {
+            const int to = (me + i) % comm.size(), from = (me + comm.size() - i) % comm.size();
+            if (bytes(sent, to)) result = ncclSend(at((const char*)in, sent, to), bytes(sent, to), ncclUint8, to, c, stream);
+            if (result == ncclSuccess && bytes(received, from))
+                result = ncclRecv(at((char*)out, received, from), bytes(received, from), ncclUint8, from, c, stream);
+        }
+        const ncclResult_t ended = ncclGroupEnd();
+        return result != ncclSuccess ? result : ended;
+    });
+#endif
+}
+
 template <class E>
 Pending start_all_gather(Ctx& ctx, Comm& comm, E* out, const E* mine, size_t n) {
     if (detail::copied(ctx, comm, out, mine, n)) return Pending();

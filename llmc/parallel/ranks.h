@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -99,9 +100,19 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
 }
 
 // Makes the libraries allocate their memory for the collectives of a run, before its memory is planned.
-inline void warm_up(be::Ctx& ctx, Ranks& ranks) {
+// all_to_all: expert-parallel ranks send each other rows.
+inline void warm_up(be::Ctx& ctx, Ranks& ranks, bool all_to_all = false) {
     for (be::Comm* comm : {&ranks.tp, &ranks.dp, &ranks.cp, &ranks.ep, &ranks.edp, &ranks.pp, &ranks.kv, &ranks.ends})
         be::warm_up(ctx, *comm);
+    if (!all_to_all || be::memory_is_host) return;
+    std::vector<int> one_each((size_t)ranks.ep.size() + 1);
+    std::iota(one_each.begin(), one_each.end(), 0);
+    const size_t row_bytes = 1 << 20, bytes = row_bytes * (size_t)ranks.ep.size();
+    auto* const memory = (char*)be::allocate_memory(2 * bytes);
+    be::all_to_all(ctx, ranks.ep, memory, one_each, memory + bytes, one_each, row_bytes);
+    char done;
+    be::download(ctx, &done, memory, 1);
+    be::release_memory(memory, 2 * bytes);
 }
 
 // ---- sums over all ranks: identical on every rank, added in the same order -------------------------------------------------

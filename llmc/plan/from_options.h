@@ -194,6 +194,7 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
                                         {o.moe_router_num_groups, "--moe-router-num-groups"},
                                         {o.moe_router_group_topk, "--moe-router-group-topk"},
                                         {o.moe_router_enable_expert_bias, "--moe-router-enable-expert-bias"},
+                                        {!o.moe_token_dispatcher_type.empty(), "--moe-token-dispatcher-type"},
                                         {!balances, type},
                                         {o.moe_expert_capacity_factor > 0, capacity},
                                         {has_aux, aux},

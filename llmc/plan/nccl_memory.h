@@ -25,7 +25,7 @@ struct NcclMemory {
     double bytes() const { return groups * of_group + edges * of_edge; }
     std::string in_words() const {
         std::string words = format("%s of %s", counted(groups, "communicator").c_str(), human_bytes(of_group).c_str());
-        if (edges) words += format(", %d between stages of %s", edges, human_bytes(of_edge).c_str());
+        if (edges) words += format(", %d for messages of %s", edges, human_bytes(of_edge).c_str());
         return words;
     }
 };
@@ -38,7 +38,8 @@ struct RankMemory {
 };
 
 // The estimate for the rank with the most communicators. generates: the run generates text, for which stages sum logits.
-inline NcclMemory nccl_memory(const ModelConfig& c, const Mesh& mesh, bool generates) {
+// all_to_all: ranks of experts send each other rows; each pair has the memory of two edges.
+inline NcclMemory nccl_memory(const ModelConfig& c, const Mesh& mesh, bool generates, bool all_to_all = false) {
     const bool stages = mesh.pp.size > 1;
     NcclMemory n;
     n.groups = (mesh.tp.size > 1) + (mesh.dp.size > 1) + (mesh.cp.size > 1) + (mesh.ep.size > 1) +
@@ -46,5 +47,6 @@ inline NcclMemory nccl_memory(const ModelConfig& c, const Mesh& mesh, bool gener
                (stages && generates);
     // Forward from the previous stage and to the next one, backward the other way; one each if there are two and no ring.
     n.edges = !stages ? 0 : mesh.pp.size == 2 && mesh.vpp == 1 ? 2 : 4;
+    if (all_to_all) n.edges += 2 * (mesh.ep.size - 1);
     return n;
 }

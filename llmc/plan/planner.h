@@ -15,7 +15,9 @@
 // (ep B T, C) of ep ranks: 2 forward, 3 backward, 2 more with full recomputation, 1 with MLP recomputation; nothing overlaps.
 // Context parallelism gathers keys and values, 1 message forward, 2 backward and 1 more where attention is recomputed; nothing
 // overlaps.
-// Experts are assumed to be equally busy, and their gradients only cross the ranks with the same experts.
+// All-to-all messages carry only the rows that chose one of a rank's experts (fraction_for_rank), which are also packed or
+// added: read and written in memory. Experts are assumed to be equally busy, and their gradients only cross the ranks with the
+// same experts.
 //
 // Cost of recomputation: full, its layers' forward pass once more; selective, the memory traffic of norms and activation
 // functions; mlp, the same plus the product fc1. For pairs of answers, the head's forward pass is computed twice, as if not
@@ -157,8 +159,14 @@ inline double key_bytes(const PlanInput& in) {
     const double heads = std::max(1.0, (double)in.c.NKV / in.tp);
     return in.rows() * (in.cp - 1) * 2 * heads * in.c.HS() * (double)in.bytes_per_element;
 }
-// Bytes that a rank sends when it gathers or reduce-scatters the rows of ep ranks.
-inline double expert_gather_bytes(const PlanInput& in) { return stream_bytes(in) * (in.ep - 1); }
+// Bytes that a rank sends to another one of ep, of the rows of a micro-batch; to all others, when rows are gathered or sums
+// returned.
+inline double expert_message_bytes(const PlanInput& in) {
+    return stream_bytes(in) * (in.all_to_all ? fraction_for_rank(in.c.mixture, in.ep) : 1);
+}
+inline double expert_gather_bytes(const PlanInput& in) { return expert_message_bytes(in) * (in.ep - 1); }
+// Bytes of memory that packing them, or adding them, reads and writes.
+inline double expert_packing_bytes(const PlanInput& in) { return in.all_to_all ? 2 * in.ep * expert_message_bytes(in) : 0; }
 // The parameters of a stage's experts on a rank, which only the ranks with the same experts share.
 inline double expert_parameters(const PlanInput& in, double mixtures) {
     const ModelConfig& c = in.c;
@@ -196,7 +204,8 @@ inline void plan_passes(Plan& p) {
     p.experts.between_nodes = of_experts.between_nodes;
     p.experts.gbs = of_experts.gbs;
     p.experts.latency = message_latency(of_experts.between_nodes, in.ep - 1);
-    const double gather_seconds = expert_gather_bytes(in) / (of_experts.gbs * giga) + p.experts.latency;
+    const double gather_seconds = expert_gather_bytes(in) / (of_experts.gbs * giga) + p.experts.latency +
+                                  expert_packing_bytes(in) / (in.memory_gbs * giga);
     const Link of_keys = slowest_link(in, in.cp, in.tp);
     p.context.between_nodes = of_keys.between_nodes;
     p.context.gbs = of_keys.gbs;
@@ -463,6 +472,17 @@ inline Plan make_plan(const PlanInput& in) {
 }
 
 // ---- from the command line -------------------------------------------------------------------------------------------------
+// Whether expert-parallel ranks send rows only to the ranks of their experts. By default if at most 2 in 3 go to a rank: packing
+// them for a message, and adding what returns, each read and write memory, some 7 times as fast as a link between GPUs of a
+// node (devices.h).
+inline bool sends_all_to_all(const TrainOptions& o, const ModelConfig& c, int ep) {
+    if (ep == 1 || !o.moe_token_dispatcher_type.empty()) return ep > 1 && o.moe_token_dispatcher_type == "alltoall";
+    return fraction_for_rank(c.mixture, ep) <= 2.0 / 3;
+}
+inline bool sends_all_to_all(const TrainOptions& o, const ModelConfig& c) {
+    return sends_all_to_all(o, c, o.expert_model_parallel_size);
+}
+
 inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int world, const std::vector<int>& layers,
                             int64_t global_batch, size_t bytes_per_element) {
     const Device d = find_device(o.device);
@@ -475,6 +495,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.pp = o.pipeline_model_parallel_size;
     in.vpp = o.num_virtual_stages_per_pipeline_rank;
     in.sequence_parallel = !o.no_sequence_parallel;
+    in.all_to_all = sends_all_to_all(o, c);
     in.zero = o.zero;
     in.overlap = !o.no_overlap;
     in.B = o.micro_batch_size;

@@ -226,8 +226,10 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
         t.row("context parallel", format("%d of %d rows of a sequence a rank, keys and values gathered",
                                          run.o.seq_length / mesh.cp.size, run.o.seq_length));
     if (mesh.ep.size > 1)
-        t.row("expert parallel", format("%d of %d experts a rank, for the rows of %d ranks",
-                                        run.c.mixture.experts / mesh.ep.size, run.c.mixture.experts, mesh.ep.size));
+        t.row("expert parallel", format("%d of %d experts a rank, for the rows of %d ranks, sent %s",
+                                        run.c.mixture.experts / mesh.ep.size, run.c.mixture.experts, mesh.ep.size,
+                                        sends_all_to_all(run.o, run.c) ? "to the ranks of their experts (alltoall)"
+                                                                       : "to all of them (allgather)"));
     if (mesh.pp.size > 1) {
         std::string layers;
         for (const int count : layers_of_stages(run.o, run.c, mesh))

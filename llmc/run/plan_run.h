@@ -58,6 +58,7 @@ inline std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->offloads_gradients = offloads_gradients(o, m->ranks->mesh.world.size);
     m->averages = o.ema_decay > 0;
     m->expert_capacity = {o.moe_expert_capacity_factor, o.moe_token_drop_policy == "position"};
+    m->all_to_all = sends_all_to_all(o, c);
     m->examines = o.log_health_interval > 0;
     // A rollback may lead back to steps in bf16.
     const int64_t start = fp8_start(o, run.state);
@@ -86,7 +87,7 @@ inline RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const M
     const size_t on_host = m->arena.bytes_for_host();
     const bool on_gpus = o.world || !be::memory_is_host, elsewhere = on_gpus && n > run.world.size();
     return {m->arena.bytes() - (be::memory_is_host && o.world ? on_host : 0), on_host,
-            elsewhere ? nccl_memory(c, mesh, run.generates()) : NcclMemory()};
+            elsewhere ? nccl_memory(c, mesh, run.generates(), sends_all_to_all(o, c)) : NcclMemory()};
 }
 
 inline std::vector<RankMemory> memory_of_stages(const Run& run, const TrainOptions& o, int n) {
@@ -128,7 +129,7 @@ inline double measured_step_seconds(Run& run, Recompute recompute) {
 inline std::unique_ptr<Model> plan_run(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("planning the memory");
-    warm_up(run.ctx, *run.ranks);
+    warm_up(run.ctx, *run.ranks, sends_all_to_all(run.o, run.c));
     const size_t before = run.free_before_groups;  // 0: the GPU that is planned for is not this machine's
     const size_t in_libraries = before ? before - std::min(before, be::available_memory()) : 0;
     std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);

@@ -119,7 +119,8 @@ inline LayoutProblem problem_of(Run& run, const MemoryOfStage& memory_of_stage) 
             return run.plans_elsewhere() ? planned_host_bytes(run.o, ranks) : (double)cpu::available_memory() / ranks;
         };
         problem.bytes_of_libraries = [&run](const ModelConfig& c, const Layout& l) {
-            return nccl_memory(c, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep, l.cp), run.generates()).bytes();
+            const Mesh mesh = make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep, l.cp);
+            return nccl_memory(c, mesh, run.generates(), sends_all_to_all(run.o, c, l.ep)).bytes();
         };
     } else {
         const HereFigures here = measure_cpu(run);

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <set>
 
+#include "../../llmc/cpu/experts.h"
 #include "../../llmc/gpu/experts.cuh"
 #include "../../llmc/gpu/memory.cuh"
 #include "device_memory.h"
@@ -604,6 +606,57 @@ TEST(Experts, Combined) {
                 }
             expect_close(out.get(), expected, allowed, "out");
         }
+    }
+}
+
+// Rows for the ranks of their experts: the CPU's, bit for bit. -1 is no expert.
+TEST(Experts, SentToRanks) {
+    gpu::Ctx ctx;
+    cpu::Ctx host;
+    for (const auto& [ranks, each] : {std::pair(3, 2), {2, 4}, {5, 1}}) {
+        Rng rng(7);
+        const int N = 300, K = 3;
+        const MixtureShape s = {1, N, ranks, std::min(K, ranks)};
+        std::vector<int> experts((size_t)N * K);
+        for (int& e : experts) e = rng.below(ranks * each + 1) - 1;
+        for (int k = 0; k < K; k++) experts[(size_t)k] = -1;  // a row that goes nowhere
+        const size_t n = (size_t)s.slots();
+        std::vector<int> places(n), slots(n), choices(n), offsets((size_t)ranks + 1), counts((size_t)ranks);
+        const Routing r = {nullptr, places.data(), nullptr, slots.data(), choices.data(), offsets.data(), counts.data()};
+        cpu::ranks_of_experts(host, places.data(), experts.data(), s, K, each);
+        cpu::sort_choices(host, r, s, 0);
+        for (int i = 0; i < N; i++) {
+            std::set<int> expected;
+            for (int k = 0; k < K; k++)
+                if (const int e = experts[(size_t)(i * K + k)]; e >= 0) expected.insert(e / each);
+            std::vector<int> of_row(expected.begin(), expected.end());
+            of_row.resize((size_t)s.K, -1);
+            EXPECT_TRUE(std::equal(of_row.begin(), of_row.end(), places.begin() + (size_t)i * (size_t)s.K));
+        }
+        const Buffer<int> given(experts);
+        Buffer<int> out(n, "ranks");
+        gpu::ranks_of_experts(ctx, out.p(), given.p(), s, K, each);
+        EXPECT_EQ(out.get(), places);
+
+        const int sent = offsets.back();
+        const Buffer<int> sent_choices(choices), sent_slots(slots);
+        for (const size_t columns : {(size_t)8, (size_t)5}) {  // rows of 16 bytes, and odd ones
+            const std::vector<floatX> rows = rng.normals<floatX>((int)(N * columns));
+            const Buffer<floatX> inp(rows);
+            Buffer<floatX> packed(n * columns, "packed");
+            gpu::gather_rows(ctx, packed.p(), inp.p(), sent_choices.p(), s.K, sent, columns * sizeof(floatX));
+            std::vector<floatX> expected(n * columns);
+            cpu::gather_rows(host, expected.data(), rows.data(), choices.data(), s.K, sent, columns * sizeof(floatX));
+            EXPECT_EQ(memcmp(packed.get().data(), expected.data(), (size_t)sent * columns * sizeof(floatX)), 0);
+        }
+        const std::vector<real> returned = rng.normals<real>((int)n * K);
+        const Buffer<real> inp(returned);
+        Buffer<real> sums((size_t)N * K, "sums");
+        std::vector<real> expected((size_t)N * K);
+        cpu::expert_combine_real(host, expected.data(), returned.data(), r, s, K);
+        const Routing on_device = {nullptr, nullptr, nullptr, (int*)sent_slots.p(), nullptr, nullptr, nullptr};
+        gpu::expert_combine_real(ctx, sums.p(), inp.p(), on_device, s, K);
+        EXPECT_EQ(sums.get(), expected);
     }
 }
 
