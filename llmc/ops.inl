@@ -293,6 +293,8 @@ void expert_combine_real(Ctx& ctx, real* out /*(N, columns)*/, const real* inp /
 // then -1. -1 is no expert. ranks.K >= the number of different ranks. sets out.
 void ranks_of_experts(Ctx& ctx, int* out /*(N, ranks.K)*/, const int* experts /*(N, K)*/, const MixtureShape& ranks, int K,
                       int each);
+// The experts of choices that have a slot; -1 for dropped ones. sets out.
+void kept_experts(Ctx& ctx, int* out /*(N, K)*/, const Routing& r, const MixtureShape& shape);
 // out row i = inp row choices[i] / K, for rows of any type. sets out.
 void gather_rows(Ctx& ctx, void* out /*(n, row_bytes)*/, const void* inp, const int* choices /*(n)*/, int K, int n,
                  size_t row_bytes);

@@ -1,6 +1,7 @@
 // Arguments of ops that belong together, as plain structs: sizes and tensors. Shapes are at the right, row-major, slowest
 // first; a pointer marked `or null` may be null. All memory is the backend's.
 #pragma once
+#include <climits>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

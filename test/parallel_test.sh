@@ -123,8 +123,19 @@ says "which" "expert-model-parallel-size 2 does not divide the model's 5 experts
 expect "ranks that ep does not divide: refused" refused train 2 x --ep 4 --num-experts 4
 says "which" "expert-model-parallel-size 4 does not divide the 2 data-parallel ranks"
 expect "adapters on attention, with ep" train 2 adapted --ep 2 --model mixture --lora-rank 2 --lora-targets q_proj o_proj --train-iters 3 --check-replicas 1
-expect "adapters on experts, with ep: refused" refused train 2 x --ep 2 --model mixture --lora-rank 2
-says "why" "adapters on experts, such as"
+on_experts=(--model mixture --lora-rank 2 --lr 1e-2)
+expect "adapters on experts, on one rank" train 1 on-experts "${on_experts[@]}"
+for layout in "4 --ep 2 --tp 2 --moe-token-dispatcher-type allgather" "4 --ep 2 --pp 2 --moe-token-dispatcher-type alltoall" "3 --ep 3 --global-batch-size 12 --eval-iters 0" "2 --ep 2 --zero 0 --resume on-experts/step_00000003"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "adapters on experts, $layout" train "$n" "on-experts $layout" "${on_experts[@]}" $options --check-replicas 4
+    [[ $layout == *global* ]] && continue
+    expect "adapters on experts, $layout: one rank's losses" near on-experts "on-experts $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
+done
+expect "one rank resumes what ep 2, tp 2 wrote" train 1 "on-experts again" "${on_experts[@]}" --resume "on-experts 4 --ep 2 --tp 2 --moe-token-dispatcher-type allgather/step_00000003"
+expect "and goes on with one rank's losses" near on-experts "on-experts again" 5
+expect "dropout of adapters on experts, with ep: refused" refused train 2 x --ep 2 --model mixture --lora-rank 2 --lora-dropout 0.1
+says "why" "lora-dropout is not available with it for adapters on experts, such as"
 # The same with a shared expert, after a dense layer of another width: stages of a pipeline have different layers.
 mixture+=(--moe-layer-freq "[0]*1+[1]*3" --moe-ffn-hidden-size 48 --moe-shared-expert-intermediate-size 64 --moe-shared-expert-gate)
 expect "a mixture after a dense layer on one rank" train 1 unequal "${mixture[@]}"
@@ -164,6 +175,13 @@ expect "a capacity on one rank" train 1 capacity "${capacity[@]}"
 expect "some choices are dropped" grep -q '"moe_dropped":[1-9]' capacity/log.jsonl
 expect "a capacity, cut over ranks" train 4 "capacity 4" "${capacity[@]}" --tp 2 --zero 1 --recompute full
 expect "a capacity: one rank's losses" near capacity "capacity 4" 8
+for dispatcher in allgather alltoall; do
+    expect "a capacity, experts on 2 ranks, $dispatcher" train 4 "capacity $dispatcher" "${capacity[@]}" --ep 2 --moe-token-dispatcher-type $dispatcher
+    expect "a capacity, experts on 2 ranks, $dispatcher: one rank's losses" near capacity "capacity $dispatcher" 8
+done
+expect "a capacity: both dispatchers give the same bits" everything_same "capacity allgather" "capacity alltoall"
+dropped() { grep -o '"moe_dropped":[0-9.]*' "$1/log.jsonl" | head -n 2; }
+expect "a capacity: ranks of experts drop the same choices at first" test "$(dropped capacity)" == "$(dropped "capacity alltoall")"
 expect "resumed with other micro-batches: refused" refused train 1 x "${capacity[@]}" --resume capacity/step_00000003 --micro-batch-size 1
 says "a capacity depends on them" "micro-batch-size is 1"
 expect "the report has a heat map of experts" grep -q 'class="card experts"' capacity/report.html

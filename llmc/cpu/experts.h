@@ -621,6 +621,12 @@ inline void ranks_of_experts(Ctx&, int* out, const int* experts, const MixtureSh
     parallel_for(ranks.N(), [=](int n) { set_ranks(out + (size_t)n * ranks.K, ranks.K, experts + (size_t)n * K, K, each); });
 }
 
+inline void kept_experts(Ctx&, int* out, const Routing& r, const MixtureShape& shape) {
+    const int n = shape.N() * shape.K;
+    INDEPENDENT_ITERATIONS
+    for (int i = 0; i < n; i++) out[i] = r.slots[i] < 0 ? -1 : r.experts[i];
+}
+
 inline void gather_rows(Ctx&, void* out, const void* inp, const int* choices, int K, int n, size_t row_bytes) {
     parallel_for(n, [=](int i) {
         memcpy((char*)out + (size_t)i * row_bytes, (const char*)inp + (size_t)(choices[i] / K) * row_bytes, row_bytes);

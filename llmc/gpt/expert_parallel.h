@@ -40,12 +40,12 @@ inline const Routing& routing_of_experts(const Pass& p, const MlpActivations& s)
 
 // ---- all-to-all messages ----------------------------------------------------------------------------------------------------
 
-// Sets s.sent and the messages of the block, from the own rows' choices.
-inline void exchange_counts(const Pass& p, const Block& b, const MlpActivations& s) {
+// Sets s.sent and the messages of the block, from the own rows' choices; experts: (N, K).
+inline void exchange_counts(const Pass& p, const Block& b, const MlpActivations& s, const int* experts) {
     const Axis& ep = p.m.ranks->mesh.ep;
     const MixtureConfig& c = p.m.c.mixture;
     const MixtureShape ranks = p.m.mixture_of_ranks(p.N());
-    be::ranks_of_experts(p.ctx, s.sent.experts, s.routing.experts, ranks, c.topk, c.experts / ep.size);
+    be::ranks_of_experts(p.ctx, s.sent.experts, experts, ranks, c.topk, c.experts / ep.size);
     be::sort_choices(p.ctx, s.sent, ranks, 0);
     const size_t ends = (size_t)ep.size + 1;
     std::vector<int> all(ends * (size_t)ep.size);
@@ -78,6 +78,13 @@ inline floatX* return_from_experts(const Pass& p, const Block& b, const void* of
 
 // ---- dispatch ---------------------------------------------------------------------------------------------------------------
 
+// The experts of the own rows' choices; -1 for choices that a capacity drops, which every rank applies to its own rows.
+inline const int* experts_of_choices(const Pass& p, const Block& b, const MlpActivations& s) {
+    if (!p.router_rule(b.fc1().block).capacity) return s.routing.experts;
+    be::kept_experts(p.ctx, p.m.a.kept_experts, s.routing, p.mixture());
+    return p.m.a.kept_experts;
+}
+
 // Sets s.dispatched, without logits, from the own rows' choices and weights.
 inline void dispatch(const Pass& p, const Block& b, const MlpActivations& s) {
     const Axis& ep = p.m.ranks->mesh.ep;
@@ -90,12 +97,13 @@ inline void dispatch(const Pass& p, const Block& b, const MlpActivations& s) {
         copy(s.dispatched.experts, s.routing.experts, bytes);
         copy(s.dispatched.weights, s.routing.weights, weight_bytes);
     } else if (p.m.all_to_all) {
-        exchange_counts(p, b, s);
-        copy(s.dispatched.experts, s.routing.experts, K * sizeof(int));  // for a rank without rows: a row that chose none
-        send_to_experts(p, b, s, s.dispatched.experts, s.routing.experts, K * sizeof(int));
+        const int* const experts = experts_of_choices(p, b, s);
+        exchange_counts(p, b, s, experts);
+        copy(s.dispatched.experts, experts, K * sizeof(int));  // for a rank without rows: a row that chose none
+        send_to_experts(p, b, s, s.dispatched.experts, experts, K * sizeof(int));
         send_to_experts(p, b, s, s.dispatched.weights, s.routing.weights, K * sizeof(real));
     } else {
-        be::all_gather(p.ctx, comm, (uint8_t*)s.dispatched.experts, (const uint8_t*)s.routing.experts, bytes);
+        be::all_gather(p.ctx, comm, (uint8_t*)s.dispatched.experts, (const uint8_t*)experts_of_choices(p, b, s), bytes);
         be::all_gather(p.ctx, comm, s.dispatched.weights, s.routing.weights, n);
     }
     const MixtureShape shape = p.experts(b.fc1().block);

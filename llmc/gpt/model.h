@@ -155,6 +155,7 @@ struct Activations {
     real *dlogits, *drouting;   // (N, E), (N, K) gradients of the router's logits and weights
     floatX* dispatched_rows;    // (ep, N, C) rows of all ranks for this rank's experts, and sums over these; with ep > 1
     real* dispatched_drouting;  // (ep, N, K)
+    int* kept_experts;          // (N, K) of choices that are not dropped, else -1; with ep > 1 and a capacity
     floatX* sent_rows;          // (N, min(K, ep), C) own rows for the ranks of their experts; with all-to-all messages
     int* message_ends;          // (ep, ep + 1) of all ranks: the first row that each sends to each, and their number
     double* router_sums;        // (blocks, RouterSums::size(E)) since the last clear

@@ -223,6 +223,8 @@ inline void plan_activations(Model& m, bool fp8) {
     arena.add(shared, &m.a.branch_out, Nl * C);
     if (m.c.mixture.on()) arena.add(shared, &m.a.expert_rows, mixture_slots(m, N) * C);
     if (m.dispatching_ranks() > 1) arena.add(shared, &m.a.dispatched_rows, (size_t)m.dispatching_ranks() * N * C);
+    if (m.dispatching_ranks() > 1 && m.expert_capacity.factor > 0)
+        arena.add(shared, &m.a.kept_experts, N * (size_t)m.c.mixture.topk);
     if (m.sends_all_to_all()) {
         const size_t ep = (size_t)m.ranks->mesh.ep.size, K = (size_t)m.c.mixture.topk;
         const size_t of_routing = ceil_div(K * sizeof(real), sizeof(floatX));  // a row's experts, weights or their gradients

@@ -480,6 +480,12 @@ __global__ void __launch_bounds__(expert_threads)
     if (row < N) set_ranks(out + (size_t)row * ranks, ranks, experts + (size_t)row * K, K, each);
 }
 
+// A thread per choice.
+__global__ void __launch_bounds__(expert_threads) kept_experts_kernel(int* out, Routing r, int n) {
+    const int i = (int)blockIdx.x * expert_threads + threadIdx.x;
+    if (i < n) out[i] = r.slots[i] < 0 ? -1 : r.experts[i];
+}
+
 // A block per row, of `units` numbers.
 template <class Unit>
 __global__ void __launch_bounds__(expert_threads)
@@ -702,6 +708,11 @@ inline void expert_combine_real(Ctx& ctx, real* out, const real* inp, const Rout
 inline void ranks_of_experts(Ctx& ctx, int* out, const int* experts, const MixtureShape& ranks, int K, int each) {
     LAUNCH(detail::ranks_of_experts_kernel, ceil_div(ranks.N(), detail::expert_threads), detail::expert_threads, 0, ctx, out,
            experts, ranks.N(), ranks.K, K, each);
+}
+
+inline void kept_experts(Ctx& ctx, int* out, const Routing& r, const MixtureShape& shape) {
+    const int n = shape.N() * shape.K;
+    LAUNCH(detail::kept_experts_kernel, ceil_div(n, detail::expert_threads), detail::expert_threads, 0, ctx, out, r, n);
 }
 
 inline void gather_rows(Ctx& ctx, void* out, const void* inp, const int* choices, int K, int n, size_t row_bytes) {

@@ -167,10 +167,10 @@ inline void check_expert_parallel(const ModelConfig& c, int ep) {
         fail_usage("expert-model-parallel-size %d does not divide the model's %d experts; HINT: choose a divisor of %d", ep,
                    c.mixture.experts, c.mixture.experts);
     for (const std::string& module : c.lora.modules)
-        if (module.find(".experts.") != std::string::npos)
+        if (module.find(".experts.") != std::string::npos && c.lora.dropout > 0)
             fail_usage(
-                "--expert-model-parallel-size %d: adapters on experts, such as %s, are not available with it; HINT: "
-                "--lora-targets without experts' matrices, or omit it",
+                "--expert-model-parallel-size %d: --lora-dropout is not available with it for adapters on experts, such as %s; "
+                "HINT: --lora-dropout 0, or --lora-targets without experts' matrices",
                 ep, module.c_str());
 }
 

@@ -207,8 +207,6 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
     if (!m.on()) return;
     refuse_together(o.dpo_beta && o.moe_expert_capacity_factor > 0, capacity, "--dpo-beta",
                     "the reference model has no capacity");
-    refuse_together(o.expert_model_parallel_size > 1 && o.moe_expert_capacity_factor > 0, capacity,
-                    "--expert-model-parallel-size", "ranks do not exchange which choices are dropped");
     const std::string mixture = "a mixture of experts";
     refuse_without(o.moe_router_num_groups > 1 && !o.moe_router_group_topk, "--moe-router-num-groups",
                    "--moe-router-group-topk");

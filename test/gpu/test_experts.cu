@@ -654,6 +654,13 @@ TEST(Experts, SentToRanks) {
         Buffer<real> sums((size_t)N * K, "sums");
         std::vector<real> expected((size_t)N * K);
         cpu::expert_combine_real(host, expected.data(), returned.data(), r, s, K);
+        // Choices without a slot are no experts.
+        Buffer<int> kept(n, "kept");
+        const Routing some = {nullptr, (int*)given.p(), nullptr, (int*)sent_slots.p(), nullptr, nullptr, nullptr};
+        gpu::kept_experts(ctx, kept.p(), some, s);
+        std::vector<int> of_kept(n);
+        for (size_t i = 0; i < n; i++) of_kept[i] = slots[i] < 0 ? -1 : experts[i];
+        EXPECT_EQ(kept.get(), of_kept);
         const Routing on_device = {nullptr, nullptr, nullptr, (int*)sent_slots.p(), nullptr, nullptr, nullptr};
         gpu::expert_combine_real(ctx, sums.p(), inp.p(), on_device, s, K);
         EXPECT_EQ(sums.get(), expected);
