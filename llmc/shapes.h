@@ -225,9 +225,10 @@ struct Rope {
 // order of the rows.
 struct MixtureShape {
     int B, T, E, K;
+    int weight = 1;  // of a sequence in the balance loss: how many it stands for
     HD int N() const { return B * T; }
-    HD int slots() const { return B * T * (K < E ? K : E); }              // at most
-    HD double balance_factor() const { return E / ((double)K * T * T); }  // of the balance loss (router_backward)
+    HD int slots() const { return B * T * (K < E ? K : E); }                       // at most
+    HD double balance_factor() const { return weight * E / ((double)K * T * T); }  // of the balance loss (router_backward)
 };
 // The slots of E experts: expert e has the rows offsets[e] .. offsets[e + 1] - 1 of `slots`.
 struct ExpertGroups {

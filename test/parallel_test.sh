@@ -118,6 +118,20 @@ for layout in "1" "4 --ep 2 --pp 2"; do
     expect "$layout resumes what ep 2, tp 2 wrote" train "$n" "mixture from ep to $layout" $options "${mixture[@]}" --resume "mixture 4 --ep 2 --tp 2 --sample-interval 4/step_00000003"
     expect "$layout: and goes on with one rank's losses" near mixture "mixture from ep to $layout" 5
 done
+# A balance loss of each micro-batch: that of its sequence if there is one, and the same in every layout.
+for type in seq_aux_loss aux_loss; do
+    expect "$type, one sequence in a micro-batch" train 1 "one $type" "${mixture[@]}" --moe-router-load-balancing-type $type --micro-batch-size 1 --train-iters 3
+done
+expect "one sequence in a micro-batch: the same bits" everything_same "one seq_aux_loss" "one aux_loss"
+of_batches=("${mixture[@]}" --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.1)
+expect "a balance loss of micro-batches" train 1 batches "${of_batches[@]}"
+first_balance() { grep -o '"moe_aux_loss":[0-9.]*' "$1/log.jsonl" | head -n 1; }
+expect "it is not that of sequences" test "$(first_balance batches)" != "$(first_balance mixture)"
+expect "it is smaller: differences between two sequences cancel" awk -v a="$(first_balance batches | cut -d: -f2)" -v b="$(first_balance mixture | cut -d: -f2)" 'BEGIN { exit !(a > 1 && a < b) }'
+expect "a balance loss of micro-batches, on 4 ranks" train 4 "batches 4" "${of_batches[@]}" --ep 2 --tp 2 --moe-token-dispatcher-type alltoall
+expect "a balance loss of micro-batches, on 4 ranks: one rank's losses" near batches "batches 4" 8
+expect "resumed with other micro-batches: refused" refused train 1 x "${of_batches[@]}" --resume batches/step_00000003 --micro-batch-size 1
+says "the balance loss depends on them" "micro-batch-size is 1"
 expect "experts that ep does not divide: refused" refused train 2 x --ep 2 --num-experts 5
 says "which" "expert-model-parallel-size 2 does not divide the model's 5 experts"
 expect "ranks that ep does not divide: refused" refused train 2 x --ep 4 --num-experts 4

@@ -30,6 +30,11 @@ inline bool widens(const std::string& name, const nlohmann::ordered_json& before
     return is_type_of_elements(name) && (now == "fp32" || (now == "bf16" && before == "fp8"));
 }
 
+// True if the loss that balances a mixture's experts is that of each micro-batch, as in Megatron-LM.
+inline bool balances_micro_batches(const TrainOptions& o) {
+    return o.moe_router_load_balancing_type == "aux_loss" && o.moe_aux_loss_coeff > 0;
+}
+
 // Compares data_identity (resume.h). Checkpoints older than its checksums are compared without them.
 inline bool same_data(const nlohmann::ordered_json& saved, nlohmann::ordered_json now) {
     if (saved.is_array() && saved.size() == now.size())
@@ -60,8 +65,9 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
         if (!compared) return;
         known.push_back(name);
         const nlohmann::ordered_json before = saved_option(saved, name);
-        // Which choices a capacity drops depends on the micro-batches.
-        const bool in_micro_batches = name == "micro-batch-size" && now.moe_expert_capacity_factor > 0;
+        // Which choices a capacity drops depends on the micro-batches, and so does a balance loss of each.
+        const bool in_micro_batches =
+            name == "micro-batch-size" && (now.moe_expert_capacity_factor > 0 || balances_micro_batches(now));
         const bool is_free = !in_micro_batches && std::find(free.begin(), free.end(), name) != free.end();
         if (is_free || before.is_discarded() || overridden(name)) return;
         if (before != options[name] && name == "global-batch-size")

@@ -234,9 +234,10 @@ struct Model : TrainingMemory {
     Fp8Training fp8;
     Lora lora;
     Preference preference;
-    RouterLossFactors router_losses;  // of the current step
-    ExpertCapacity expert_capacity;   // in training passes
-    bool all_to_all = false;          // expert-parallel ranks send rows only to the ranks of their experts; set before planning
+    RouterLossFactors router_losses;      // of the current step
+    bool balances_micro_batches = false;  // the balance loss takes a micro-batch as one sequence (aux_loss)
+    ExpertCapacity expert_capacity;       // in training passes
+    bool all_to_all = false;  // expert-parallel ranks send rows only to the ranks of their experts; set before planning
     real* unused_gradients = nullptr;  // scratch for gradients of frozen norms and sinks; null: not frozen
     KeyValueCache cache{};
     real* slopes = nullptr;          // (NHl) ALiBi; null: none

@@ -50,10 +50,11 @@ struct Pass {
         const real* slopes = m.c.has_positions(layer(block)) ? m.slopes : nullptr;
         return {m.c.sees_all(layer(block)) ? in.documents() : in.window_start, slopes};
     }
-    // Only the balance loss distinguishes sequences. Generation may have more of them, of one token each, than are planned.
+    // Only the balance loss distinguishes sequences, unless it is the whole micro-batch's. Generation may have more of them, of
+    // one token each, than are planned.
     MixtureShape mixture() const {
-        const bool planned = in.B <= m.a.B;
-        return {planned ? in.B : 1, planned ? in.T : N(), m.c.mixture.experts, m.c.mixture.topk};
+        const bool as_one = in.B > m.a.B || m.balances_micro_batches;
+        return {as_one ? 1 : in.B, as_one ? N() : in.T, m.c.mixture.experts, m.c.mixture.topk, as_one ? in.B : 1};
     }
     // True if this rank's experts process rows of several ranks (expert_parallel.h).
     bool dispatches() const { return in.own_rows && m.ranks->mesh.ep.size > 1; }

@@ -363,8 +363,10 @@ inline Allowed one_of(Strings choices) {
     X(double, z_loss_strength, "z-loss", 0, between(0, 1000), "Optimizer",                                                     \
       "coefficient of the z-loss, which keeps the logits' scale in bounds (PaLM: 1e-4); default: 0, none")                     \
     X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \
-    X(std::string, moe_router_load_balancing_type, "", "seq_aux_loss", one_of({"seq_aux_loss", "none"}), "Optimizer",          \
-      "the loss of --moe-aux-loss-coeff, which keeps a mixture's experts equally busy: seq_aux_loss: within each sequence")    \
+    X(std::string, moe_router_load_balancing_type, "", "seq_aux_loss", one_of({"seq_aux_loss", "aux_loss", "none"}),           \
+      "Optimizer",                                                                                                             \
+      "the loss of --moe-aux-loss-coeff, which keeps a mixture's experts equally busy: within each sequence, or in aux_loss "  \
+      "within each micro-batch")                                                                                               \
     X(double, moe_aux_loss_coeff, "", 0, between(0, 1000), "Optimizer",                                                        \
       "coefficient of the load balancing loss of a mixture of experts (1e-2); default: 0, none")                               \
     X(double, moe_z_loss_coeff, "", 0, between(0, 1000), "Optimizer",                                                          \

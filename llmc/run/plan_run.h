@@ -58,6 +58,7 @@ inline std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->offloads_gradients = offloads_gradients(o, m->ranks->mesh.world.size);
     m->averages = o.ema_decay > 0;
     m->expert_capacity = {o.moe_expert_capacity_factor, o.moe_token_drop_policy == "position"};
+    m->balances_micro_batches = balances_micro_batches(o);
     m->all_to_all = sends_all_to_all(o, c);
     m->examines = o.log_health_interval > 0;
     // A rollback may lead back to steps in bf16.

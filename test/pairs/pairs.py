@@ -331,7 +331,8 @@ def run_case(case, runner, seed):
     rng = random.Random(seed)
     options = {**{n: v for n, v in BASE.items() if n not in case.removed}, **case.of("numbers")}
     bits, order, layout = case.of("bits"), case.of("order"), case.of("layout")
-    if "moe-expert-capacity-factor" in options:  # which choices are dropped depends on the micro-batches
+    # Which choices are dropped depends on the micro-batches, and so does a balance loss of each.
+    if "moe-expert-capacity-factor" in options or options.get("moe-router-load-balancing-type") == "aux_loss":
         order.pop("micro-batch-size", None)
     if "model" in options:  # its sizes are its own
         options = {n: v for n, v in options.items() if n not in ("num-layers", "hidden-size", "num-attention-heads") or n in case.chosen}
