@@ -373,6 +373,21 @@ TEST(Planner, ExpertParallelTraffic) {
     expect_within(to_all.experts.bytes, p.experts.bytes * 13 / 28, 1e-12);
     expect_within(to_all.pipeline_seconds - whole.pipeline_seconds,
                   to_all.experts.seconds + to_all.experts.bytes * 8 / 3 / (in.memory_gbs * 1e9), 1e-6);
+    // The busiest rank has 1.5 times the choices: in each of 8 layers half of its experts' products more, 3 times with backward,
+    // and rows for them in messages. It cannot have more than the choices of all 4 ranks.
+    in.all_to_all = false;
+    in.expert_imbalance = 1.5;
+    const double products = 0.5 * 2 * (2 * 64) * 2 * 192 * 516 * 3, rate = in.tflops * 1e12 * in.efficiency;
+    expect_within(make_plan(in).pipeline_seconds - p.pipeline_seconds, micro_batches * layers * 3 * products / rate, 1e-6);
+    in.all_to_all = true;
+    expect_within(make_plan(in).experts.bytes, 1.5 * to_all.experts.bytes, 1e-12);
+    in.expert_imbalance = 100;
+    EXPECT_EQ(make_plan(in).experts.bytes, p.experts.bytes);
+    in.expert_imbalance = 4;
+    in.all_to_all = false;
+    const double most = make_plan(in).pipeline_seconds;
+    in.expert_imbalance = 8;
+    EXPECT_EQ(make_plan(in).pipeline_seconds, most);
     in.ep = 3;
     expect_error([&] { make_plan(in); }, {"expert-model-parallel-size 3", "8 data-parallel ranks"});
     in.ep = 8;

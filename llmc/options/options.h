@@ -542,6 +542,8 @@ inline Allowed one_of(Strings choices) {
       "memory of a GPU, in GiB; default: the device's")                                                                        \
     X(OptionalDouble, host_memory_gib, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                    \
       "memory of a node's host, in GiB, which its GPUs share; default: 233 for each GPU, as in a DGX (2 TB for 8)")            \
+    X(double, expert_imbalance, "", 1, between(1, 16384), "Plan (with --dry-run)",                                             \
+      "with --expert-model-parallel-size: choices of the busiest rank's experts, as a multiple of the mean")                   \
     X(OptionalDouble, device_watts, "", {}, between(1e-6, 1e6), "Plan (with --dry-run)",                                       \
       "maximum power of a GPU, in W, for the energy of a run; default: the device's (h100: 700)")                              \
     X(std::string, resume, "", "", word("DIR|auto"), "Checkpoint",                                                             \

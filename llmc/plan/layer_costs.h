@@ -29,6 +29,7 @@ struct PlanInput {
     int world = 1, tp = 1, pp = 1, vpp = 1, ep = 1, cp = 1;
     bool sequence_parallel = true;  // if tp > 1
     bool all_to_all = false;        // if ep > 1: rows go only to the ranks of their experts
+    double expert_imbalance = 1;    // choices of the busiest rank's experts, as a multiple of the mean
     int zero = 1;
     bool overlap = true;  // ZeRO's communication and half of backward's over tp overlap with computation
     // In other programs: only the communication over tp overlaps; pipeline messages that each pass waits for, one after

@@ -16,8 +16,8 @@
 // Context parallelism gathers keys and values, 1 message forward, 2 backward and 1 more where attention is recomputed; nothing
 // overlaps.
 // All-to-all messages carry only the rows that chose one of a rank's experts (fraction_for_rank), which are also packed or
-// added: read and written in memory. Experts are assumed to be equally busy, and their gradients only cross the ranks with the
-// same experts.
+// added: read and written in memory. The busiest rank's experts have --expert-imbalance times the mean of
+// choices, by default 1; experts' gradients only cross the ranks with the same experts.
 //
 // Cost of recomputation: full, its layers' forward pass once more; selective, the memory traffic of norms and activation
 // functions; mlp, the same plus the product fc1. For pairs of answers, the head's forward pass is computed twice, as if not
@@ -162,11 +162,19 @@ inline double key_bytes(const PlanInput& in) {
 // Bytes that a rank sends to another one of ep, of the rows of a micro-batch; to all others, when rows are gathered or sums
 // returned.
 inline double expert_message_bytes(const PlanInput& in) {
-    return stream_bytes(in) * (in.all_to_all ? fraction_for_rank(in.c.mixture, in.ep) : 1);
+    return stream_bytes(in) * (in.all_to_all ? std::min(1.0, in.expert_imbalance * fraction_for_rank(in.c.mixture, in.ep)) : 1);
 }
 inline double expert_gather_bytes(const PlanInput& in) { return expert_message_bytes(in) * (in.ep - 1); }
 // Bytes of memory that packing them, or adding them, reads and writes.
 inline double expert_packing_bytes(const PlanInput& in) { return in.all_to_all ? 2 * in.ep * expert_message_bytes(in) : 0; }
+// FLOPs of experts in a mixture's forward pass that the busiest rank has in addition to the mean: those of its choices, at most
+// of all choices of all ranks.
+inline double flops_of_imbalance(const PlanInput& in) {
+    const ModelConfig& c = in.c;
+    if (in.ep == 1 || !c.mixture.on()) return 0;
+    const double choices = in.rows() * c.mixture.topk, width = c.expert_width();
+    return (std::min(in.expert_imbalance, (double)in.ep) - 1) * 2 * choices * c.C * (c.F1((int)width) + width) / in.tp;
+}
 // The parameters of a stage's experts on a rank, which only the ranks with the same experts share.
 inline double expert_parameters(const PlanInput& in, double mixtures) {
     const ModelConfig& c = in.c;
@@ -239,9 +247,11 @@ inline void plan_passes(Plan& p) {
             // One half overlaps with each of backward's two products.
             s.hidden_seconds += 2 * all(hidden(products[0].*one), hidden(products[1].*one));
         }
+        // Others wait for the rank with the most choices; backward has two products for each of forward's, or one.
+        const double late = flops_of_imbalance(in) / rate;
         s.forward_seconds = in_layers(s.forward_flops, attention, elementwise) + s.forward_halves * half_seconds +
                             s.forward_gathers * gather_seconds + s.forward_keys * key_seconds + s.layers * slow.forward +
-                            apart.forward / bandwidth;
+                            apart.forward / bandwidth + s.mixtures * late;
         double head = s.head_flops / rate;
         if (in.head_rows && s.head_flops > 0)
             head = std::max(head, std::ceil(in.rows() / in.head_rows) * head_bytes / (in.memory_gbs * giga));
@@ -253,7 +263,8 @@ inline void plan_passes(Plan& p) {
         s.backward_seconds = in_backward + head + to_host + s.backward_halves * half_seconds - s.hidden_seconds +
                              s.backward_gathers * gather_seconds + s.backward_keys * key_seconds +
                              (s.recomputed_bytes + s.transposed_bytes + apart.backward) / bandwidth + s.layers * slow.backward +
-                             s.attention_again * slow.forward;
+                             s.attention_again * slow.forward +
+                             ((in.c.adapted() ? 1 : 2) * s.mixtures + s.mixtures_again) * late;
     }
 }
 
@@ -496,6 +507,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.vpp = o.num_virtual_stages_per_pipeline_rank;
     in.sequence_parallel = !o.no_sequence_parallel;
     in.all_to_all = sends_all_to_all(o, c);
+    in.expert_imbalance = o.expert_imbalance;
     in.zero = o.zero;
     in.overlap = !o.no_overlap;
     in.B = o.micro_batch_size;
@@ -583,6 +595,10 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     if (in.c.attention_dropout > 0)
         t.row("attention dropout", format("drawing its random numbers takes up to %.0f%% of the passes",
                                           100 * of_stage(detail::draws_of_dropout(in)) / seconds_of_stage));
+    if (in.ep > 1)
+        t.row("load of experts", in.expert_imbalance > 1
+                                     ? format("the busiest rank has %.4g times the mean", in.expert_imbalance)
+                                     : "assumed to be equal (--expert-imbalance)");
     traffic("tensor parallel, per rank", p.tensor, "not overlapped");
     traffic("context parallel, per rank", p.context, "not overlapped");
     traffic("expert parallel, per rank", p.experts, "not overlapped");
