@@ -189,7 +189,7 @@ pairs: $(patsubst %,build/%/train_gpt,$(or $(PAIRS_BUILDS),cpu-bf16)) ; @test/pa
 simulate: build/cpu-bf16/simulate ; @$< $(or $(JOBS),20000)
 fuzz: $(fuzzers) ; @test/fuzz/run.sh $(or $(FUZZ_SECONDS),60) $^
 interop-programs: $(foreach p,fp32 bf16,$(addprefix build/cpu-$p$(tail)/,train_gpt dump_logits dump_scores dump_tokens))
-test-interop: deps-interop deps-quickstart interop-programs build/cpu-bf16$(tail)/near_duplicates
+test-interop: deps-interop+quickstart interop-programs $(addprefix build/cpu-bf16$(tail)/,near_duplicates render_jinja)
 	@dev/interop/test.sh $(or $(TRANSFORMERS),5) build/cpu-fp32$(tail) build/cpu-bf16$(tail)
 
 # ---- speed ----

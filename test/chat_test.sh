@@ -17,7 +17,7 @@ cat >tok/chat_template.jinja <<'END'
 {% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
 END
 expect "prepare" "$program" prepare --chat --input chats.jsonl --output chat --tokenizer tok
-says "the template is found" "4 conversations with the template chatml"
+says "the template is found" "4 conversations with the template of tok/tokenizer.json"
 expect "inspect" "$program" inspect chat
 says "it tells what is learned" "learned  *[0-9]* tokens"
 expect "options of plain text" "$program" train --preset llama-tiny --tokenizer tok --seq-length 96 --train-iters 2 --data-path chat \
@@ -91,7 +91,7 @@ says "they are counted" "conversations were cut at --seq-length 24"
 cp -r tok tok-endless
 sed "s/ + '<|im_end|>'//" chat_template.jinja >tok-endless/chat_template.jinja
 expect "a template without an end" refused "$program" prepare --chat --input chats.jsonl --output endless --tokenizer tok-endless
-says "it is unknown, and shown" "is unknown; known are .*HINT: --chat-template NAME"
+says "it says so" "which is not a token of .*HINT: --chat-template NAME"
 rm chat.mask
 expect "data without its mask" refused run bad --train-iters 1
 says "it says what is missing" "chat.mask is missing.*HINT"

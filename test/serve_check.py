@@ -207,7 +207,7 @@ def refusals():
         "stream": (1, "true"),
         "stream_options": (1, {"include_usage": 1}, {"x": True}, {"include_usage": True}),
         "logprobs": (-1, 21, 1.5, "x", True), "echo": (1, "x"), "best_of": (3,), "logit_bias": ({"5": 1},), "suffix": ("x",),
-        "presence_penalty": (0.5,), "frequency_penalty": (0.5,), "tools": ([{}],), "response_format": ({"type": "json_schema"}, {"type": "json_object", "x": 1}, "json"),
+        "presence_penalty": (0.5,), "frequency_penalty": (0.5,), "tools": ([{}],), "tool_choice": ("required",), "response_format": ({"type": "json_schema"}, {"type": "json_object", "x": 1}, "json"),
         "messages": ([],), "prompts": ("x",),
     }.items():
         for value in values:
@@ -550,7 +550,14 @@ def conversation():
     for messages in (3, [], [3], [{}], [{"role": "user"}], [{"role": "judge", "content": "x"}], [{"role": "user", "content": 3}],
                      [{"role": "user", "content": [{"type": "image_url"}]}], [{"role": "assistant", "content": "x"}]):
         chat.refuses({"messages": messages}, path=path, param=None)
+    # Tools and their results reach the template; one that ignores them is refused.
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}
+    used = lambda **more: chat.ask(path, **{"messages": question, "max_tokens": 1, **more})["usage"]["prompt_tokens"]
+    assert used(tools=tools, tool_choice="auto") > used() + 20 and used(tools=[]) == used(tools=tools, tool_choice="none") == used()
+    assert used(messages=question + [call, {"role": "tool", "tool_call_id": "1", "content": "a fish"}]) > used() + 5
     plain = Server("chat", "--chat-template", "plain")
+    assert "does not render tools" in plain.refuses({"messages": question, "tools": tools}, path=path, code="unsupported_parameter", param="tools")
     plain.refuses({"messages": [{"role": "user", "content": ""}]}, path=path)
     plain.end()
     chat.refuses({"prompt": "x"}, path=path)

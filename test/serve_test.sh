@@ -14,7 +14,7 @@ tr -d '{}[]' <chats.jsonl >chats.txt
 "$program" prepare --input chats.txt --split-documents line --output data --tokenizer tok >>out.txt 2>&1
 cp -r tok tok-chat
 cat >tok-chat/chat_template.jinja <<'END'
-{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
 END
 model() { # model OUT TOKENIZER OPTIONS...
     "$program" train --num-layers 2 --hidden-size 64 --num-attention-heads 4 --tokenizer "$2" --data-path data --split 1,0,0 \

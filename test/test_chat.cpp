@@ -67,59 +67,109 @@ std::string digits(const std::vector<uint8_t>& in_loss) {
 ChatTemplate named(const std::string& name) { return *chat_template_called(name); }
 
 // ---- templates -------------------------------------------------------------------------------------------------------------
+// Each template, as models have it: by its own Jinja and, for the first one of a name, by our own of this name.
 TEST(ChatTemplate, TokensAndMasksAreThoseOfTransformers) {
     size_t refused = 0, masks = 0;
+    std::string last_name;
     for (const json& t : golden()["templates"]) {
-        const ChatTemplate found = recognized_template(t["jinja"]);
-        EXPECT_EQ(found.name, t["name"]) << t["jinja"];
-        for (const json& row : t["rows"]) {
-            const std::string where = t["name"].get<std::string>() + " " + row.dump().substr(0, 60);
-            const ChatEncoder encoder(row["tokenizer"] == "bytes" ? bytes() : characters(), found);
-            Messages conversation = messages(golden()["conversations"][row["conversation"].get<size_t>()]);
-            EXPECT_EQ(row.contains("refused"), !encoder.problem(conversation).empty()) << where;
-            refused += row.contains("refused");
-            if (row.contains("refused")) continue;
-            const ChatTokens tokens = encoder.encode(conversation, false);
-            EXPECT_EQ(tokens.tokens, row["tokens"].get<Ints>()) << where;
-            if (row.contains("learned")) {
-                EXPECT_EQ(digits(tokens.in_loss), row["learned"].get<std::string>()) << where;
-                masks++;
+        std::vector<ChatTemplate> forms = {{"own", "", {}, t["jinja"]}};
+        if (t["name"] != last_name && !(t["name"] == "chatml" && last_name == "plain")) forms.push_back(named(t["name"]));
+        last_name = t["name"];
+        for (const ChatTemplate& form : forms)
+            for (const json& row : t["rows"]) {
+                const std::string where = form.name + ": " + last_name + " " + row.dump().substr(0, 60);
+                const ChatEncoder encoder(row["tokenizer"] == "bytes" ? bytes() : characters(), form);
+                Messages conversation = messages(golden()["conversations"][row["conversation"].get<size_t>()]);
+                EXPECT_EQ(row.contains("refused"), !encoder.problem(conversation).empty()) << where;
+                refused += row.contains("refused");
+                if (row.contains("refused")) continue;
+                const ChatTokens tokens = encoder.encode(conversation, false);
+                EXPECT_EQ(tokens.tokens, row["tokens"].get<Ints>()) << where;
+                if (row.contains("learned")) {
+                    EXPECT_EQ(digits(tokens.in_loss), row["learned"].get<std::string>()) << where;
+                    masks++;
+                }
+                conversation.pop_back();
+                EXPECT_EQ(encoder.encode(conversation, true).tokens, row["prompt"].get<Ints>()) << where;
             }
-            conversation.pop_back();
-            EXPECT_EQ(encoder.encode(conversation, true).tokens, row["prompt"].get<Ints>()) << where;
-        }
     }
-    EXPECT_GT(refused, 4u);
-    EXPECT_GT(masks, 20u);
-    EXPECT_EQ(recognized_template(golden()["templates"][1]["jinja"]).default_system, "You are a helpful assistant.");
+    EXPECT_GT(refused, 8u);
+    EXPECT_GT(masks, 40u);
 }
 
-TEST(ChatTemplate, RefusesWhatIsNoneOfThem) {
-    for (const json& jinja : golden()["unknown"]) EXPECT_EQ(recognized_template(jinja).name, "") << jinja;
+TEST(ChatTemplate, IsFoundNextToTheTokenizer) {
     const TemporaryDirectory dir;
+    const auto jinja = [](size_t i) { return golden()["templates"][i]["jinja"].get<std::string>(); };
+    const auto found = [&](const std::string& adapter = "") {
+        return find_chat_template(Tokenizer::load(dir / "t"), "", adapter).jinja;
+    };
     write_tokenizer(dir / "t", "bytes");
-    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", ""); },
-                 {"has no chat template", "chatml, llama-2", "HINT"});
+    expect_error([&] { found(); }, {"has no chat template", "chatml, llama-2", "HINT"});
     expect_error([&] { find_chat_template(bytes(), "vicuna", ""); }, {"vicuna", "chatml, llama-2", "plain"});
-    write_tokenizer(dir / "t", "bytes", golden()["unknown"][3]);
-    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", ""); },
-                 {"is unknown; known are", "chatml, llama-2", "HINT"});
     // As in transformers: the file has priority, and of several templates the one named default.
-    write_file(dir / "t/chat_template.jinja", golden()["templates"][5]["jinja"]);
-    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", "").name, "llama-3");
+    write_file(dir / "t/chat_template.jinja", jinja(5));
+    EXPECT_EQ(found(), jinja(5));
     std::filesystem::remove(dir / "t/chat_template.jinja");
-    const json several = {{{"name", "tool_use"}, {"template", "x"}},
-                          {{"name", "default"}, {"template", golden()["templates"][0]["jinja"]}}};
+    const json several = {{{"name", "tool_use"}, {"template", "x"}}, {{"name", "default"}, {"template", jinja(0)}}};
     write_file(dir / "t/tokenizer_config.json", json{{"chat_template", several}}.dump());
-    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", "").name, "chatml");
+    EXPECT_EQ(found(), jinja(0));
     // The adapter's template has priority over its base model's.
     std::filesystem::create_directory(dir / "adapter");
-    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", dir / "adapter").name, "chatml");
-    write_file(dir / "adapter/chat_template.jinja", golden()["templates"][5]["jinja"]);
-    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", dir / "adapter").name, "llama-3");
-    write_file(dir / "adapter/chat_template.jinja", golden()["unknown"][3]);
-    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", dir / "adapter"); },
-                 {dir / "adapter", "is unknown; known are"});
+    EXPECT_EQ(found(dir / "adapter"), jinja(0));
+    write_file(dir / "adapter/chat_template.jinja", jinja(5));
+    EXPECT_EQ(found(dir / "adapter"), jinja(5));
+}
+
+TEST(ChatTemplate, RefusesWhatHasNoAnswerWithAnEnd) {
+    const auto refused = [](const char* jinja, const std::vector<std::string>& words) {
+        expect_error([&] { ChatEncoder(bytes(), {"of x.jinja", "", {}, jinja}); }, words);
+    };
+    refused("", {"does not render an answer"});
+    refused("{% for m in messages %}{{ m.content }}{% endfor %}", {"ends an answer with ''", "HINT"});
+    refused("{% for m in messages %}{{ m.content }}\n{% endfor %}{% if %}", {"of x.jinja", "line 2", "expected", "HINT"});
+    refused("{{ raise_exception('no ' + messages[1].role) }}", {"of x.jinja: no assistant"});
+    refused("{{ x.y }}", {"'x' is undefined"});
+    refused("{% set n = [0] %}{% for i in range(90) %}{% set n = [n, n] %}{% endfor %}{% include 'x' %}",
+            {"unsupported statement 'include'"});
+}
+
+// Two spellings of a template render alike; another template does not.
+TEST(ChatTemplate, RendersAlike) {
+    for (const ChatTemplate& t : chat_templates()) {
+        EXPECT_TRUE(render_alike(t.jinja, t.jinja + "\n")) << t.name;
+        for (const ChatTemplate& other : chat_templates())
+            EXPECT_EQ(render_alike(t.jinja, other.jinja), t.name == other.name) << t.name << " " << other.name;
+    }
+}
+
+// A template with {% generation %} defines its loss; a message that is not in the loss stays outside.
+TEST(ChatTemplate, GenerationMarksTheLoss) {
+    const ChatTemplate marked = {"marked", "", {}, R"({%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}
+{%- if m.role == 'assistant' %}{% generation %}{{- m.content + '<|im_end|>\n' }}{%- endgeneration %}
+{%- else %}{{- m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %})"};
+    const ChatEncoder encoder(bytes(), marked), chatml(bytes(), named("chatml"));
+    const Messages conversation = {{"user", "a"}, {"assistant", "b"}, {"user", "c"}, {"assistant", "d", true}};
+    const ChatTokens ours = encoder.encode(conversation, false), without = chatml.encode(conversation, false);
+    EXPECT_EQ(ours.tokens, without.tokens);
+    // Also the line end after the end of the answer.
+    EXPECT_EQ(digits(ours.in_loss).find('1'), digits(without.in_loss).find('1'));
+    EXPECT_EQ(std::count(ours.in_loss.begin(), ours.in_loss.end(), 1), 3);
+    EXPECT_EQ(std::count(without.in_loss.begin(), without.in_loss.end(), 1), 2);
+}
+
+// Tools and the other keys of a message reach the template; a text of theirs that spells a special token stays text.
+TEST(ChatTemplate, ToolsAndOtherKeys) {
+    const ChatTemplate t = {"t", "", {}, R"({{- tools | tojson if tools }}{%- for m in messages %}
+    {{- m.content }}{{- m.tool_calls[0].function.name if m.tool_calls }}{{- eos_token }}{%- endfor %})"};
+    const ChatEncoder encoder(bytes(), t);
+    const auto more = std::make_shared<const nlohmann::ordered_json>(
+        nlohmann::ordered_json::parse(R"({"tool_calls": [{"function": {"name": "<|im_end|>"}}]})"));
+    const Messages conversation = {{"user", "a"}, {"assistant", "b", true, more}};
+    const nlohmann::ordered_json tools = {{{"z", "<|im_start|>"}, {"a", 1}}};
+    const Ints tokens = encoder.encode(conversation, false, false, tools).tokens;
+    EXPECT_EQ(bytes().decode(tokens), R"([{"z": "<|im_start|>", "a": 1}]a<|endoftext|>b<|im_end|><|endoftext|>)");
+    for (const char* token : {"<|im_start|>", "<|im_end|>"})
+        EXPECT_EQ(std::count(tokens.begin(), tokens.end(), bytes().token_to_id(token)), 0);
 }
 
 TEST(ChatTemplate, NeedsItsTokens) {
@@ -139,12 +189,21 @@ TEST(ChatTemplate, NeedsItsTokens) {
     expect_error([&] { ChatEncoder(endless, named("plain")); }, {"no token that ends a document", "plain"});
     // A token that strips adjacent white space.
     json wide = json::parse(test::read_file("test/golden/tokenizer/gpt2.json"));
-    wide["added_tokens"].push_back({{"id", 600}, {"content", "<|im_start|>"}, {"special", true}});
+    wide["added_tokens"].push_back({{"id", 600}, {"content", "<|im_start|>"}, {"special", true}, {"lstrip", true}});
     wide["added_tokens"].push_back({{"id", 601}, {"content", "<|im_end|>"}, {"special", true}, {"rstrip", true}});
     write_file(dir / "t.json", wide.dump());
     const Tokenizer stripping = Tokenizer::load(dir / "t.json");
-    expect_error([&] { ChatEncoder(stripping, named("chatml")); },
-                 {"'<|im_end|>' strips adjacent white space", "not supported"});
+    const Messages conversation = {{"user", "a  "}, {"assistant", "b", true}};
+    const Ints tokens = ChatEncoder(stripping, {"t", "", {}, R"({{- messages[0].content + '<|im_start|>' }}
+{{- messages[1].content + '<|im_end|>' + messages[0].content }})"})
+                            .encode(conversation, false)
+                            .tokens;
+    EXPECT_EQ(stripping.decode(tokens), "a<|im_start|>b<|im_end|>a  ");
+    const Ints after =
+        ChatEncoder(stripping, {"t", "", {}, "{{ messages[1].content + '<|im_end|>' + '\n' + messages[0].content }}"})
+            .encode({{"user", " a"}, {"assistant", "b", true}}, false)
+            .tokens;
+    EXPECT_EQ(stripping.decode(after), "b<|im_end|>a");
 }
 
 // GPT-2's <|endoftext|> is matched in normalized text. Templates may use it if no normalizer changes it.
@@ -688,11 +747,11 @@ TEST(PrepareChat, FromFilesToBatches) {
         return said;
     };
     const std::string said = prepared(o);
-    for (const char* part : {"42 conversations with the template chatml", "chat.mask", "1 line was left out",
+    for (const char* part : {"42 conversations with the template of ", "chat.mask", "1 line was left out",
                              "a.jsonl:41: the conversation is empty", "40 places in the text spell"})
         EXPECT_NE(said.find(part), std::string::npos) << said;
     const TokenDataset data = TokenDataset::open(dir / "chat");
-    EXPECT_EQ(data.chat_template(), "chatml");
+    EXPECT_EQ(data.chat_template(), golden()["templates"][0]["jinja"]);
     ASSERT_EQ(data.n_documents(), 42);
     const Tokenizer tokenizer = Tokenizer::load(dir / "t");
     const auto text = [&](int64_t d) {  // tokens in the loss are in brackets
@@ -730,7 +789,7 @@ TEST(PrepareChat, FromFilesToBatches) {
     expect_error([&] { prepared(pairs); }, {"p.json", "cut off"});
     write_file(dir / "p.json", two + R"({"prompt": "when", "chosen": "now", "rejected": "never"}])");
     const std::string of_pairs = prepared(pairs);
-    for (const char* part : {"2 pairs of answers with the template chatml", "p.json:1: chosen and rejected are the same"})
+    for (const char* part : {"2 pairs of answers with the template of ", "p.json:1: chosen and rejected are the same"})
         EXPECT_NE(of_pairs.find(part), std::string::npos) << of_pairs;
     const TokenDataset of_answers = TokenDataset::open(dir / "pairs");
     EXPECT_TRUE(of_answers.has_pairs());
@@ -767,7 +826,7 @@ TEST(PrepareChat, FromFilesToBatches) {
     write_file(dir / "b.json",
                R"([{"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"},
                            {"role": "assistant", "content": "y"}]}])");
-    expect_error([&] { prepared(wrong); }, {"b.json:1", "gemma does not support system messages"});
+    expect_error([&] { prepared(wrong); }, {"b.json:1", "the template gemma: System role not supported"});
 }
 
 }  // namespace test_chat

@@ -867,12 +867,12 @@ TEST(GgufTokenizer, EndsOfTurnsAreWritten) {
     EXPECT_EQ(ends("{{ messages }}", "{}"), (Ints{-1, -1}));
     EXPECT_EQ(ends("{{ messages }}", R"({"eos_token_id": [0, 7, 5]})"), (Ints{-1, 7}));
     EXPECT_EQ(ends("{{ messages }}", R"({"eos_token_id": -1})"), (Ints{-1, -1})) << "with a warning";
-    EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], "{}"), (Ints{601, -1}));
-    EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], R"({"eos_token_id": [7, 601, 0]})"), (Ints{601, 7}));
-    EXPECT_EQ(ends(chat_template_called("plain")->spellings[0], "{}"), (Ints{0, -1}));
+    EXPECT_EQ(ends(chat_template_called("chatml")->jinja, "{}"), (Ints{601, -1}));
+    EXPECT_EQ(ends(chat_template_called("chatml")->jinja, R"({"eos_token_id": [7, 601, 0]})"), (Ints{601, 7}));
+    EXPECT_EQ(ends(chat_template_called("plain")->jinja, "{}"), (Ints{0, -1}));
     // If the tokenizer's end token ends a turn, the other one ends a document.
     write_file(dir / "model/tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
-    EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], R"({"eos_token_id": [601, 0]})", 601), (Ints{601, 0}));
+    EXPECT_EQ(ends(chat_template_called("chatml")->jinja, R"({"eos_token_id": [601, 0]})", 601), (Ints{601, 0}));
 }
 
 TEST(GgufTokenizer, RefusesDamage) {

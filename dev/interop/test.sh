@@ -2,7 +2,7 @@
 # All exchanges with other programs, one test after another: `make test-interop`. Ends with a line per test and one table of
 # the model families; the status is 1 if anything failed.
 #   dev/interop/test.sh TRANSFORMERS BUILD_FP32 BUILD_BF16       the major version, 5 or 4; folders with train_gpt and dump_logits,
-#                                                            the second with near_duplicates as well
+#                                                            the second with near_duplicates and render_jinja as well
 #   INTEROP="models gguf" dev/interop/test.sh ...                only these tests
 set -uo pipefail
 here=$(dirname "$0") version=$1 fp32=$2 bf16=$3
@@ -46,6 +46,8 @@ stage transformers with_transformers torch -- "$here/test_interop.py" "$fp32" "$
 if [[ $version == 4 ]]; then stage models echo "skipped: its models and their settings are those of transformers 5"
 else stage models with_transformers torch -- "$here/test_models.py" "$fp32"; fi
 stage chat with_transformers torch -- "$here/test_chat.py" "$fp32"
+if [[ $version == 4 ]]; then stage jinja echo "skipped: TRL needs transformers 5"
+else stage jinja with torch transformers trl -- "$here/test_jinja.py" "$bf16/render_jinja"; fi
 stage peft with_transformers torch accelerate peft -- "$here/test_peft.py" "$fp32"
 if [[ $version == 4 ]]; then stage qlora echo "skipped: its settings are those of transformers 5"
 else stage qlora with_transformers torch accelerate peft bitsandbytes -- "$here/test_qlora.py" "$fp32"; fi

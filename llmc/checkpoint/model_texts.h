@@ -130,31 +130,28 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     return t;
 }
 
-// Gives a model trained on conversations their chat template if it has none, so that it can be used for chat. tells: warns if
-// it has a different one.
-inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const std::string& name, bool tells) {
-    const ChatTemplate* learned = chat_template_called(name);
-    const std::string own = jinja_template_in(t.files);
-    if (!learned || recognized_template(own).name == name) return;
-    const std::string& spelling = learned->spellings[0];
-    if (own.empty() && spelling.find(any_part) == std::string::npos) {
-        t.files[jinja_file] = spelling;
-        t.turn_end = ChatEncoder(tokenizer, *learned).end_token();
-    } else if (tells)
-        print_line(stderr,
-                   format("warning: the conversations use the template %s, but %s; HINT: pass --chat-template %s to `generate "
-                          "--chat`",
-                          name.c_str(), own.empty() ? "the model has none" : "the model has another one", name.c_str()));
-}
-
-// The token that ends an answer in this Jinja template; -1: unknown template, or the tokenizer lacks its tokens.
+// The token that ends an answer in this Jinja template; -1: none, or no token.
 inline int turn_end_of(const Tokenizer& tokenizer, const std::string& jinja) {
-    const ChatTemplate known = recognized_template(jinja);
-    if (known.name.empty()) return -1;
+    if (jinja.empty()) return -1;
     try {
-        return ChatEncoder(tokenizer, known).end_token();
+        return ChatEncoder(tokenizer, {"", "", {}, jinja}).end_token();
     } catch (const Error&) {
         return -1;
+    }
+}
+
+// Gives a model trained on conversations their chat template if it has none, so that it can be used for chat. tells: warns if
+// it has a different one.
+inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const std::string& recorded, bool tells) {
+    const std::string learned = jinja_of_recorded(recorded), own = jinja_template_in(t.files);
+    if (own.empty() && !learned.empty()) {
+        t.files[jinja_file] = learned;
+        t.turn_end = turn_end_of(tokenizer, learned);
+    } else if (tells && !learned.empty() && !render_alike(own, learned)) {
+        const bool known = chat_template_called(recorded);
+        print_line(stderr, format("warning: the conversations use the template %s, but the model has another one%s",
+                                  label_of_recorded(recorded).c_str(),
+                                  known ? ("; HINT: pass --chat-template " + recorded + " to `generate --chat`").c_str() : ""));
     }
 }
 

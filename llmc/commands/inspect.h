@@ -243,7 +243,7 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
     table.exact(data.n_tokens());
     if (data.has_mask()) {
         const std::string& name = data.chat_template();
-        const std::string by = name.empty() ? "with an unknown template" : "with the template " + name;
+        const std::string by = name.empty() ? "with an unknown template" : "with the template " + label_of_recorded(name);
         if (data.has_pairs()) table.row("pairs of answers", with_commas(data.n_documents() / 2) + ", " + by);
         else table.row("conversations", by);
         table.row("learned", format("%s tokens (%.1f%%)", with_commas(in_loss).c_str(),

@@ -107,8 +107,7 @@ inline void encode_chunk(const PrepareOptions& o, const Tokenizer& tokenizer, co
     }
     p.text = chat->encode(chunk.conversation, false, o.parse_special_tokens);
     if (o.preference) p.rejected = chat->encode(chunk.rejected, false, o.parse_special_tokens);
-    for (const auto* messages : {&chunk.conversation, &chunk.rejected})
-        for (const ChatMessage& m : *messages) p.spelled += chat->count_special(m);
+    p.spelled = p.text.spelled + p.rejected.spelled;
 }
 
 // Encodes the reader's text and writes it. After an error, `state` (or null) keeps the written tokens.
@@ -191,7 +190,7 @@ inline int prepare_command(const PrepareOptions& given) {
         return 0;
     }
     TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt,
-                              chat ? chat->name() : "", o.preference);
+                              chat ? chat->recorded() : "", o.preference);
     encode_and_write(o, tokenizer, chat ? &*chat : nullptr, reader, state ? &*state : nullptr, writer, counts);
     if (state) state->check_reached();
     if (writer.n_documents() == 0)

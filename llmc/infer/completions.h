@@ -66,7 +66,9 @@ namespace detail {
 // Reads the fields of a request; null is equivalent to absent.
 class RequestReader {
 public:
-    RequestReader(const nlohmann::json& j, const ServedModel& model, CompletionRequest& r) : model_(model), r_(r) {
+    // body: the same text; tools reach the template with their keys in order.
+    RequestReader(const nlohmann::json& j, const std::string& body, const ServedModel& model, CompletionRequest& r)
+        : body_(body), model_(model), r_(r) {
         if (!j.is_object()) throw ApiError{400, format("the body must be a JSON object, not %s", j.type_name())};
         r_.sampling.tokens = model.tokenizer.vocab_size();
         r_.max_new_tokens = r_.chat ? model.max_new_tokens : std::min(16, model.max_new_tokens);
@@ -93,7 +95,9 @@ private:
                 throw ApiError{404, "the model '" + name + "' does not exist; this server has '" + model_.name + "'", key,
                                "model_not_found"};
         } else if (key == "prompt" && !r_.chat) prompts(value);
-        else if (key == "messages" && r_.chat) messages(value);
+        else if (key == "messages" && r_.chat) messages();
+        else if (key == "tools" && r_.chat && value.is_array()) return;  // with the messages
+        else if (key == "tool_choice" && r_.chat && value == "auto") return;
         else if (key == "max_tokens" || (key == "max_completion_tokens" && r_.chat))
             r_.max_new_tokens = (int)number(key, value, 1, model_.max_new_tokens, true);
         else if (key == "n") r_.n = (int)number(key, value, 1, most_choices, true);
@@ -186,25 +190,51 @@ private:
         return tokens;
     }
 
-    void messages(const nlohmann::json& list) {
+    void messages() {
+        const auto all = nlohmann::ordered_json::parse(body_);
+        const nlohmann::ordered_json& list = all["messages"];
         if (!model_.chat)
             throw ApiError{400, "this model does not support conversations: " + model_.no_chat, "messages", "no_chat_template"};
         if (!list.is_array() || list.empty()) throw ApiError{400, "'messages' must be a list of messages", "messages"};
         std::vector<ChatMessage> conversation;
-        for (const nlohmann::json& message : list) {
-            if (!message.is_object() || !message.contains("role") || !message.contains("content"))
+        for (const nlohmann::ordered_json& message : list) {
+            const bool calls = message.is_object() && message.contains("tool_calls") && message["tool_calls"].is_array();
+            if (!message.is_object() || !message.contains("role") || !(message.contains("content") || calls))
                 throw ApiError{400, "each message must be an object with 'role' and 'content'", "messages"};
             std::string role = text("role", message["role"]);
             if (role == "developer") role = "system";
-            if (role != "system" && role != "user" && role != "assistant")
-                throw ApiError{400, "a role is '" + printable(role) + "'; system, user and assistant are known", "messages"};
-            conversation.push_back({role, content(message["content"])});
+            if (role != "system" && role != "user" && role != "assistant" && role != "tool")
+                throw ApiError{400, "a role is '" + printable(role) + "'; system, user, assistant and tool are known",
+                               "messages"};
+            const nlohmann::json said = message.value("content", nlohmann::ordered_json());
+            conversation.push_back({role, said.is_null() && calls ? "" : content(said), false, more_of(message)});
         }
         if (conversation.back().role == "assistant")
             throw ApiError{400, "the last message is an assistant message", "messages"};
-        if (const std::string problem = model_.chat->problem(conversation); !problem.empty())
+        nlohmann::ordered_json tools = all.value("tools", nlohmann::ordered_json());
+        if (!tools.is_array() || tools.empty() || all.value("tool_choice", nlohmann::ordered_json()) == "none") tools = nullptr;
+        if (const std::string problem = model_.chat->problem(conversation, tools); !problem.empty())
             throw ApiError{400, problem, "messages"};
-        add_prompt(model_.chat->encode(conversation, true).tokens, "messages");
+        std::vector<int> tokens = model_.chat->encode(conversation, true, false, tools).tokens;
+        if (!tools.is_null() && tokens == model_.chat->encode(conversation, true).tokens)
+            throw ApiError{400, "the model's chat template does not render tools", "tools", "unsupported_parameter"};
+        add_prompt(std::move(tokens), "messages");
+    }
+    // The other keys of a message, such as tool_calls, as templates expect them: the arguments of a call are an object.
+    static std::shared_ptr<const nlohmann::ordered_json> more_of(const nlohmann::ordered_json& message) {
+        auto more = std::make_shared<nlohmann::ordered_json>(nlohmann::ordered_json::object());
+        for (const auto& [key, value] : message.items())
+            if (key != "role" && key != "content" && !value.is_null()) (*more)[key] = value;
+        if (more->empty()) return nullptr;
+        if (more->contains("tool_calls") && (*more)["tool_calls"].is_array())
+            for (auto& call : (*more)["tool_calls"])
+                if (call.is_object() && call.contains("function") && call["function"].is_object() &&
+                    call["function"].contains("arguments") && call["function"]["arguments"].is_string()) {
+                    auto& arguments = call["function"]["arguments"];
+                    auto parsed = nlohmann::ordered_json::parse(arguments.get<std::string>(), nullptr, false);
+                    if (parsed.is_object() && !nested_deeper_than(parsed, 32)) arguments = std::move(parsed);
+                }
+        return more;
     }
     // A text, or parts of one.
     static std::string content(const nlohmann::json& value) {
@@ -235,6 +265,7 @@ private:
         }
     }
 
+    const std::string& body_;
     const ServedModel& model_;
     CompletionRequest& r_;
 };
@@ -251,7 +282,7 @@ inline CompletionRequest read_completion_request(const std::string& body, bool c
     } catch (const Error& e) {
         throw ApiError{400, e.what()};
     }
-    detail::RequestReader(j, model, r);
+    detail::RequestReader(j, body, model, r);
     return r;
 }
 

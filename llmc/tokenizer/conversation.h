@@ -12,6 +12,7 @@
 //                                           prompt that is a text repeats it)
 #pragma once
 #include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -20,8 +21,9 @@
 #include "../base/check.h"
 
 struct ChatMessage {
-    std::string role, text;  // role: system, user or assistant
-    bool in_loss = false;    // its tokens are in the loss
+    std::string role, text;                                // role: system, user or assistant
+    bool in_loss = false;                                  // its tokens are in the loss
+    std::shared_ptr<const nlohmann::ordered_json> more{};  // other keys for the template, such as tool_calls; null: none
 };
 
 class ConversationReader {

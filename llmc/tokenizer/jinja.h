@@ -1,0 +1,1551 @@
+// Renders Jinja templates, as Jinja's sandbox with the settings of transformers' chat templates does (jinja_parser.h: the
+// syntax). A template comes with a model, from anywhere: it reads the given variables and nothing else, and its steps, memory,
+// and recursion are bounded.
+//
+// A string knows which message each part of it is from, also after it was cut, joined, or replaced in. Therefore the result
+// shows where a message's text is: chat_template.h needs it for the loss, and to keep text that spells a special token text.
+//
+// Values are views into memory of one rendering, which frees all of it at its end: copying a value copies two words, and
+// threads that render the same template share only its tree.
+#pragma once
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <ctime>
+#include <deque>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/text.h"
+#include "jinja_parser.h"
+
+struct JinjaList;
+struct JinjaDict;
+struct JinjaScope;
+struct JinjaLoop;
+struct JinjaMethod;
+struct JinjaMacro;
+
+struct JinjaValue {
+    enum Kind : uint8_t {
+        undefined,
+        none,
+        boolean,
+        integer,
+        real,
+        string,
+        list,
+        tuple,
+        dict,
+        space,
+        function,
+        method,
+        macro,
+        loop
+    };
+    Kind kind = undefined;
+    union {
+        int64_t i = 0;         // boolean, integer
+        double d;              // real
+        const JinjaString* s;  // string, name of a function; of an undefined value if known
+        JinjaList* l;          // list, tuple
+        JinjaDict* m;          // dict, namespace
+        const JinjaMethod* f;
+        const JinjaMacro* macro_;
+        JinjaLoop* loop_;
+    };
+    bool is(Kind k) const { return kind == k; }
+    bool is_number() const { return kind == boolean || kind == integer || kind == real; }
+    bool is_whole() const { return kind == boolean || kind == integer; }
+    bool is_sequence() const { return kind == list || kind == tuple; }
+    double number() const { return kind == real ? d : (double)i; }
+};
+struct JinjaList {
+    std::vector<JinjaValue> items;
+};
+struct JinjaDict {
+    std::vector<std::pair<JinjaValue, JinjaValue>> items;  // in the order of insertion
+};
+struct JinjaScope {
+    JinjaScope* outer;
+    std::vector<std::pair<int, JinjaValue>> variables;
+};
+struct JinjaLoop {
+    const std::vector<JinjaValue>* items;
+    const JinjaNode* node;
+    JinjaScope* scope;
+    size_t at;
+    int depth;
+    JinjaValue last_seen;  // by changed()
+    bool has_seen;
+};
+struct JinjaMethod {
+    JinjaValue self;
+    std::string_view name;
+};
+struct JinjaMacro {
+    const JinjaNode* node;
+    JinjaScope* scope;
+};
+
+// A parsed template.
+class JinjaTemplate {
+public:
+    explicit JinjaTemplate(std::string_view source) { root_ = JinjaParser::parse(source, names_); }
+    const JinjaNode& root() const { return *root_; }
+    int id(const std::string& name) const {  // -1: the template does not use it
+        const auto found = names_.find(name);
+        return found == names_.end() ? -1 : found->second;
+    }
+
+private:
+    std::map<std::string, int> names_;
+    std::unique_ptr<JinjaNode> root_;
+};
+
+class JinjaRendering {
+public:
+    using Value = JinjaValue;
+    using Values = std::vector<Value>;
+
+    // now: the time of strftime_now().
+    JinjaRendering(const JinjaTemplate& parsed, time_t now) : template_(parsed), now_(now) {
+        root_ = scope(nullptr);
+        for (const char* name : {"range", "dict", "namespace", "raise_exception", "strftime_now"}) {
+            Value v;
+            v.kind = Value::function;
+            v.s = store(JinjaString(name));
+            set(name, v);
+        }
+        loop_id_ = parsed.id("loop");
+        caller_id_ = parsed.id("caller");
+    }
+
+    // ---- values ----
+    Value text(std::string_view s, int32_t source = JinjaString::literal) {
+        if (source != JinjaString::literal) most_bytes_ += 50 * s.size();  // a long message may be cut and joined
+        return string(JinjaString(s, source));
+    }
+    static Value boolean(bool b) { return whole(b, Value::boolean); }
+    static Value none() {
+        Value v;
+        v.kind = Value::none;
+        return v;
+    }
+    Value list(Values items, Value::Kind kind = Value::list) {
+        charge(sizeof(JinjaList) + items.size() * sizeof(Value));
+        lists_.push_back({std::move(items)});
+        Value v;
+        v.kind = kind;
+        v.l = &lists_.back();
+        return v;
+    }
+    Value dict(std::vector<std::pair<Value, Value>> items = {}, Value::Kind kind = Value::dict) {
+        charge(sizeof(JinjaDict) + items.size() * 2 * sizeof(Value));
+        dicts_.push_back({std::move(items)});
+        Value v;
+        v.kind = kind;
+        v.m = &dicts_.back();
+        return v;
+    }
+    template <class Json>
+    Value json(const Json& j, int32_t source) {
+        if (j.is_null()) return none();
+        if (j.is_boolean()) return boolean(j.template get<bool>());
+        if (j.is_number_integer()) return whole(j.template get<int64_t>());
+        if (j.is_number()) return real(j.template get<double>());
+        if (j.is_string()) return text(j.template get_ref<const std::string&>(), source);
+        if (j.is_array()) {
+            Values items;
+            for (const Json& one : j) items.push_back(json(one, source));
+            return list(std::move(items));
+        }
+        std::vector<std::pair<Value, Value>> items;
+        for (const auto& [key, value] : j.items()) items.emplace_back(text(key, source), json(value, source));
+        return dict(std::move(items));
+    }
+    void set(const char* name, Value v) {
+        if (const int id = template_.id(name); id >= 0) assign(*root_, id, v);
+    }
+
+    // Throws Error: the template raised an exception, or is wrong.
+    JinjaString render() {
+        JinjaString out;
+        run(template_.root(), root_, out);
+        return out;
+    }
+
+private:
+    using Node = JinjaNode;
+    enum class Flow { next, breaks, continues };
+    static constexpr int64_t most_steps = 20'000'000;
+    static constexpr int most_depth = 400;
+    static constexpr int most_levels = 60;  // of lists in lists, which are compared and printed recursively
+
+    // ---- errors and bounds ----
+    [[noreturn]] void wrong(const std::string& why) const { fail("line %d of the template: %s", line_, why.c_str()); }
+    void step(int64_t n = 1) {
+        if ((steps_ += n) > most_steps) wrong("it takes too many steps");
+    }
+    void charge(size_t bytes) {
+        if ((bytes_ += bytes) > most_bytes_) wrong("it needs too much memory");
+    }
+    struct Level {
+        explicit Level(JinjaRendering& r) : r(r) {
+            if (++r.depth_ > most_depth) r.wrong("it is nested too deeply");
+        }
+        ~Level() { r.depth_--; }
+        Level(const Level&) = delete;
+        Level& operator=(const Level&) = delete;
+        JinjaRendering& r;
+    };
+
+    // ---- making values ----
+    static Value whole(int64_t i, Value::Kind kind = Value::integer) {
+        Value v;
+        v.kind = kind;
+        v.i = i;
+        return v;
+    }
+    static Value real(double d) {
+        Value v;
+        v.kind = Value::real;
+        v.d = d;
+        return v;
+    }
+    const JinjaString* store(JinjaString s) {
+        charge(sizeof(JinjaString) + s.text.size() + s.parts.size() * sizeof(JinjaString::Part));
+        strings_.push_back(std::move(s));
+        return &strings_.back();
+    }
+    static Value string_at(const JinjaString* s) {
+        Value v;
+        v.kind = Value::string;
+        v.s = s;
+        return v;
+    }
+    Value string(JinjaString s) { return string_at(store(std::move(s))); }
+    static Value undefined(const JinjaString* name = nullptr) {
+        Value v;
+        v.s = name;
+        return v;
+    }
+    Value part_of(const JinjaString& s, size_t begin, size_t end) {
+        JinjaString out;
+        if (begin < end) out.append(s, begin, end);
+        return string(std::move(out));
+    }
+    Value part_of(const JinjaString& s, std::string_view view) {
+        const size_t begin = view.empty() ? 0 : (size_t)(view.data() - s.text.data());
+        return part_of(s, begin, begin + view.size());
+    }
+    JinjaScope* scope(JinjaScope* outer) {
+        charge(sizeof(JinjaScope) + 4 * sizeof(std::pair<int, Value>));
+        scopes_.push_back({outer, {}});
+        return &scopes_.back();
+    }
+    static void assign(JinjaScope& scope, int id, Value v) {
+        for (auto& [known, value] : scope.variables)
+            if (known == id) {
+                value = v;
+                return;
+            }
+        scope.variables.emplace_back(id, v);
+    }
+    Value look_up(const JinjaScope* scope, const Node& name) const {
+        for (; scope; scope = scope->outer)
+            for (const auto& [id, value] : scope->variables)
+                if (id == name.id) return value;
+        return undefined(&name.string);
+    }
+
+    // ---- properties of values ----
+    static const char* type_of(const Value& v) {
+        static const char* const names[] = {"undefined", "none", "bool",      "int",      "float",  "str",   "list",
+                                            "tuple",     "dict", "namespace", "function", "method", "macro", "loop"};
+        return names[v.kind];
+    }
+    [[noreturn]] void fail_undefined(const Value& v) const {
+        wrong(v.s ? "'" + printable(v.s->text) + "' is undefined" : "a value is undefined");
+    }
+    [[noreturn]] void wrong_type(const char* what, const Value& v) const {
+        if (v.is(Value::undefined)) fail_undefined(v);
+        wrong(format("%s: a value has the type %s", what, type_of(v)));
+    }
+    static bool truth(const Value& v) {
+        switch (v.kind) {
+            case Value::undefined:
+            case Value::none: return false;
+            case Value::boolean:
+            case Value::integer: return v.i != 0;
+            case Value::real: return v.d != 0;
+            case Value::string: return !v.s->text.empty();
+            case Value::list:
+            case Value::tuple: return !v.l->items.empty();
+            case Value::dict: return !v.m->items.empty();
+            default: return true;
+        }
+    }
+    bool equal(const Value& a, const Value& b, int level = 0) {
+        step();
+        if (level > most_levels) wrong("a value is nested too deeply");
+        if (a.is_number() && b.is_number()) return a.is_whole() && b.is_whole() ? a.i == b.i : a.number() == b.number();
+        if (a.kind != b.kind) return false;
+        if (a.is(Value::string)) return a.s->text == b.s->text;
+        if (a.is_sequence()) {
+            bool same = a.l->items.size() == b.l->items.size();
+            for (size_t i = 0; same && i < a.l->items.size(); i++) same = equal(a.l->items[i], b.l->items[i], level + 1);
+            return same;
+        }
+        if (a.is(Value::dict)) {
+            bool same = a.m->items.size() == b.m->items.size();
+            for (size_t i = 0; same && i < a.m->items.size(); i++) {
+                const Value* other = find(*b.m, a.m->items[i].first);
+                same = other && equal(a.m->items[i].second, *other, level + 1);
+            }
+            return same;
+        }
+        return a.is(Value::undefined) || a.is(Value::none) || a.i == b.i;
+    }
+    // < 0, 0, > 0 as a is less than, equal to, greater than b.
+    int order(const Value& a, const Value& b, int level = 0) {
+        step();
+        if (level > most_levels) wrong("a value is nested too deeply");
+        if (a.is_number() && b.is_number()) {
+            if (a.is_whole() && b.is_whole()) return a.i < b.i ? -1 : a.i > b.i;
+            return a.number() < b.number() ? -1 : a.number() > b.number();
+        }
+        if (a.is(Value::string) && b.is(Value::string)) return a.s->text.compare(b.s->text);
+        if (a.kind != b.kind || !a.is_sequence()) wrong_type("comparison", a.is_number() || a.is(Value::string) ? b : a);
+        const size_t n = std::min(a.l->items.size(), b.l->items.size());
+        for (size_t i = 0; i < n; i++)
+            if (!equal(a.l->items[i], b.l->items[i], level + 1)) return order(a.l->items[i], b.l->items[i], level + 1);
+        return a.l->items.size() < b.l->items.size() ? -1 : a.l->items.size() > b.l->items.size();
+    }
+    Value* find(JinjaDict& dict, const Value& key) {
+        for (auto& [k, v] : dict.items)
+            if (equal(k, key)) return &v;
+        return nullptr;
+    }
+    static Value* find(JinjaDict& dict, std::string_view key) {
+        for (auto& [k, v] : dict.items)
+            if (k.is(Value::string) && k.s->text == key) return &v;
+        return nullptr;
+    }
+    std::vector<std::pair<Value, Value>> copied(const JinjaDict& dict) {
+        charge(dict.items.size() * 2 * sizeof(Value));
+        return dict.items;
+    }
+    void check_key(const Value& key) const {
+        if (key.is(Value::list) || key.is(Value::dict)) wrong_type("a key", key);
+    }
+    void put(JinjaDict& dict, const Value& key, const Value& value) {
+        check_key(key);
+        if (Value* known = find(dict, key)) *known = value;
+        else {
+            charge(2 * sizeof(Value));
+            dict.items.emplace_back(key, value);
+        }
+    }
+    bool contains(const Value& in, const Value& what) {
+        if (in.is(Value::string)) {
+            if (!what.is(Value::string)) wrong_type("in a str", what);
+            step((int64_t)in.s->text.size() / 64);
+            return in.s->text.find(what.s->text) != std::string::npos;
+        }
+        if (in.is(Value::dict)) {
+            check_key(what);
+            return find(*in.m, what) != nullptr;
+        }
+        if (in.is(Value::undefined)) return false;
+        if (!in.is_sequence()) wrong_type("in", in);
+        return std::any_of(in.l->items.begin(), in.l->items.end(), [&](const Value& one) { return equal(one, what); });
+    }
+    // The items over which a loop goes.
+    Values items_of(const Value& v) {
+        Values items;
+        if (v.is_sequence()) items = v.l->items;
+        else if (v.is(Value::dict))
+            for (const auto& [key, value] : v.m->items) items.push_back(key);
+        else if (v.is(Value::string)) {
+            size_t at = 0;
+            each_character(v.s->text, [&](int32_t, std::string_view bytes) {
+                items.push_back(part_of(*v.s, at, at + bytes.size()));
+                at += bytes.size();
+            });
+        } else if (!v.is(Value::undefined)) wrong_type("iteration", v);
+        step((int64_t)items.size());
+        charge(items.size() * sizeof(Value));
+        return items;
+    }
+    int64_t length(const Value& v) const {
+        if (v.is(Value::string)) return count_characters(v.s->text);
+        if (v.is_sequence()) return (int64_t)v.l->items.size();
+        if (v.is(Value::dict)) return (int64_t)v.m->items.size();
+        if (!v.is(Value::undefined)) wrong_type("length", v);
+        return 0;
+    }
+    int64_t integer(const Value& v, const char* what) const {
+        if (!v.is_whole()) wrong_type(what, v);
+        return v.i;
+    }
+    const JinjaString& text_of(const Value& v, const char* what) const {
+        if (!v.is(Value::string)) wrong_type(what, v);
+        return *v.s;
+    }
+
+    // ---- text of values, as Python prints them ----
+    static std::string real_text(double d) {
+        if (std::isnan(d)) return "nan";
+        if (std::isinf(d)) return d < 0 ? "-inf" : "inf";
+        char buffer[64];
+        const auto shortest = std::to_chars(buffer, buffer + sizeof(buffer), d, std::chars_format::scientific);
+        const std::string text(buffer, shortest.ptr);
+        const size_t e = text.find('e');
+        const int power = atoi(text.c_str() + e + 1);
+        if (power < -4 || power >= 16) return text;
+        const auto fixed = std::to_chars(buffer, buffer + sizeof(buffer), d, std::chars_format::fixed);
+        const std::string digits(buffer, fixed.ptr);
+        return digits.find('.') == std::string::npos ? digits + ".0" : digits;
+    }
+    static std::string quoted(const std::string& s) {
+        const char quote = s.find('\'') != std::string::npos && s.find('"') == std::string::npos ? '"' : '\'';
+        std::string out(1, quote);
+        for (const char c : s) {
+            constexpr std::string_view special = "\n\r\t\\", letters = "nrt\\";
+            if (const size_t known = special.find(c); known < special.size()) out += {'\\', letters[known]};
+            else if (c == quote) out += {'\\', c};
+            else if ((c >= 0 && c < ' ') || c == 0x7f) out += format("\\x%02x", c);
+            else out += c;
+        }
+        return out + quote;
+    }
+    void append(JinjaString& out, const Value& v, bool in_list = false, int level = 0) {
+        step();
+        if (level > most_levels) wrong("a value is nested too deeply");
+        const auto each = [&](const auto& items, const char* open, const char* close, auto one) {
+            out.append(open);
+            for (size_t i = 0; i < items.size(); i++) {
+                if (i) out.append(", ");
+                one(items[i]);
+            }
+            out.append(close);
+        };
+        const auto item = [&](const Value& x) { append(out, x, true, level + 1); };
+        const size_t before = out.text.size();
+        switch (v.kind) {
+            case Value::undefined: out.append(in_list ? "Undefined" : ""); break;
+            case Value::none: out.append("None"); break;
+            case Value::boolean: out.append(v.i ? "True" : "False"); break;
+            case Value::integer: out.append(std::to_string(v.i)); break;
+            case Value::real: out.append(real_text(v.d)); break;
+            case Value::string: in_list ? out.append(quoted(v.s->text), v.s->source()) : out.append(*v.s); break;
+            case Value::list: each(v.l->items, "[", "]", item); break;
+            case Value::tuple: each(v.l->items, "(", v.l->items.size() == 1 ? ",)" : ")", item); break;
+            case Value::dict:
+                each(v.m->items, "{", "}", [&](const auto& pair) {
+                    item(pair.first);
+                    out.append(": ");
+                    item(pair.second);
+                });
+                break;
+            default: wrong_type("output", v);
+        }
+        charge(out.text.size() - before);
+    }
+    JinjaString as_text(const Value& v) {
+        JinjaString out;
+        append(out, v);
+        return out;
+    }
+    // indent < 0: in one line.
+    struct JsonStyle {
+        std::string item = ", ", key = ": ", indent;
+        bool ascii = false, sorted = false, lines = false;
+    };
+    void append_json(JinjaString& out, const Value& v, const JsonStyle& style, int level = 0) {
+        step();
+        if (level > most_levels) wrong("a value is nested too deeply");
+        const size_t before = out.text.size();
+        const auto line = [&](int levels) {
+            if (!style.lines) return;
+            out.append("\n");
+            for (int i = 0; i < levels; i++) out.append(style.indent);
+        };
+        const auto each = [&](const auto& items, const char* open, const char* close, auto one) {
+            out.append(open);
+            for (size_t i = 0; i < items.size(); i++) {
+                if (i) out.append(style.item);
+                line(level + 1);
+                one(items[i]);
+            }
+            if (!items.empty()) line(level);
+            out.append(close);
+        };
+        const auto as_json = [&](const JinjaString& s) {
+            out.append(nlohmann::json(s.text).dump(-1, ' ', style.ascii, nlohmann::json::error_handler_t::replace), s.source());
+        };
+        switch (v.kind) {
+            case Value::none: out.append("null"); break;
+            case Value::boolean: out.append(v.i ? "true" : "false"); break;
+            case Value::integer: out.append(std::to_string(v.i)); break;
+            case Value::real:
+                out.append(std::isfinite(v.d) ? real_text(v.d) : std::isnan(v.d) ? "NaN" : v.d < 0 ? "-Infinity" : "Infinity");
+                break;
+            case Value::string: as_json(*v.s); break;
+            case Value::list:
+            case Value::tuple:
+                each(v.l->items, "[", "]", [&](const Value& x) { append_json(out, x, style, level + 1); });
+                break;
+            case Value::dict: {
+                auto pairs = v.m->items;
+                if (style.sorted)
+                    std::stable_sort(pairs.begin(), pairs.end(), [&](auto& a, auto& b) { return order(a.first, b.first) < 0; });
+                each(pairs, "{", "}", [&](const auto& pair) {
+                    if (pair.first.is(Value::string)) as_json(*pair.first.s);
+                    else {
+                        JinjaString key;
+                        if (pair.first.kind > Value::real) wrong_type("tojson", pair.first);
+                        append_json(key, pair.first, style);
+                        out.append("\"" + key.text + "\"");
+                    }
+                    out.append(style.key);
+                    append_json(out, pair.second, style, level + 1);
+                });
+                break;
+            }
+            default: wrong_type("tojson", v);
+        }
+        charge(out.text.size() - before);
+    }
+
+    // ---- arguments ----
+    // Positional and named arguments of a call; take() finds each by its position and name.
+    struct Arguments {
+        Values positional;
+        std::vector<std::pair<std::string_view, Value>> named;
+        const Value* find(size_t place, std::string_view name) const {
+            if (place < positional.size()) return &positional[place];
+            for (const auto& [n, v] : named)
+                if (n == name) return &v;
+            return nullptr;
+        }
+        Value take(size_t place, std::string_view name, Value otherwise) const {
+            const Value* found = find(place, name);
+            return found ? *found : otherwise;
+        }
+    };
+    Arguments arguments(const Node& node, JinjaScope* scope) {
+        Arguments a;
+        for (size_t i = 1; i < node.kids.size(); i++) a.positional.push_back(eval(*node.kids[i], scope));
+        for (const auto& [name, value] : node.named) a.named.emplace_back(name, eval(*value, scope));
+        return a;
+    }
+    Value need(const Arguments& a, size_t place, std::string_view name, const char* what) const {
+        const Value* found = a.find(place, name);
+        if (!found) wrong(format("%s needs an argument '%s'", what, std::string(name).c_str()));
+        return *found;
+    }
+
+    // ---- expressions ----
+    Value eval(const Node& n, JinjaScope* scope) {
+        const Level level(*this);
+        step();
+        line_ = n.line;
+        switch (n.kind) {
+            case Node::text: return string_at(&n.string);
+            case Node::number: return whole(n.integer);
+            case Node::real: return real(n.real_value);
+            case Node::truth: return boolean(n.integer);
+            case Node::none: return none();
+            case Node::name: return look_up(scope, n);
+            case Node::attribute: return attribute(eval(*n.kids[0], scope), n.string);
+            case Node::both:
+            case Node::either: {
+                const Value left = eval(*n.kids[0], scope);
+                return truth(left) == (n.kind == Node::both) ? eval(*n.kids[1], scope) : left;
+            }
+            case Node::negation: return boolean(!truth(eval(*n.kids[0], scope)));
+            case Node::condition: {
+                const bool yes = truth(eval(*n.kids[0], scope));
+                return yes ? eval(*n.kids[1], scope) : n.kids[2] ? eval(*n.kids[2], scope) : undefined();
+            }
+            case Node::item: {
+                const Value object = eval(*n.kids[0], scope);
+                return item(object, eval(*n.kids[1], scope));
+            }
+            case Node::slice: return slice(n, scope);
+            case Node::call: return call(n, scope);
+            case Node::filter: return apply_filter(n, n.kids[0] ? eval(*n.kids[0], scope) : undefined(), scope);
+            case Node::test: {
+                const Value v = eval(*n.kids[0], scope);
+                return boolean(test(n.string.text, v, arguments(n, scope)));
+            }
+            case Node::negative:
+            case Node::positive: {
+                const Value v = eval(*n.kids[0], scope);
+                if (!v.is_number()) wrong_type("a sign", v);
+                const int sign = n.kind == Node::negative ? -1 : 1;
+                return v.is(Value::real) ? real(sign * v.d) : whole(sign * v.i);
+            }
+            case Node::binary: {
+                const Value left = eval(*n.kids[0], scope);
+                return calculate(n.ops[0], left, eval(*n.kids[1], scope));
+            }
+            case Node::compare: return compare(n, scope);
+            case Node::list:
+            case Node::tuple:
+            case Node::concat:
+            case Node::dict: return build(n, scope);
+            default: break;
+        }
+        wrong("a statement where an expression must be");
+    }
+    Value build(const Node& n, JinjaScope* scope) {
+        if (n.kind == Node::concat) {
+            JinjaString out;
+            for (const auto& kid : n.kids) append(out, eval(*kid, scope));
+            return string(std::move(out));
+        }
+        if (n.kind != Node::dict) {
+            Values items;
+            for (const auto& kid : n.kids) items.push_back(eval(*kid, scope));
+            return list(std::move(items), n.kind == Node::list ? Value::list : Value::tuple);
+        }
+        const Value made = dict();
+        for (size_t i = 0; i < n.kids.size(); i += 2) {
+            const Value key = eval(*n.kids[i], scope);
+            put(*made.m, key, eval(*n.kids[i + 1], scope));
+        }
+        return made;
+    }
+    Value compare(const Node& n, JinjaScope* scope) {
+        Value left = eval(*n.kids[0], scope);
+        for (size_t i = 0; i < n.ops.size(); i++) {
+            const Value right = eval(*n.kids[i + 1], scope);
+            bool right_order = false;
+            switch (n.ops[i]) {
+                case '=': right_order = equal(left, right); break;
+                case '!': right_order = !equal(left, right); break;
+                case 'i': right_order = contains(right, left); break;
+                case 'n': right_order = !contains(right, left); break;
+                case '<': right_order = order(left, right) < 0; break;
+                case '>': right_order = order(left, right) > 0; break;
+                case 'l': right_order = order(left, right) <= 0; break;
+                default: right_order = order(left, right) >= 0;
+            }
+            if (!right_order) return boolean(false);
+            left = right;
+        }
+        return boolean(true);
+    }
+    Value calculate(char op, const Value& a, const Value& b) {
+        if (a.is_number() && b.is_number()) return calculate_numbers(op, a, b);
+        if (op == '+' && a.is(Value::string) && b.is(Value::string)) {
+            JinjaString out = *a.s;
+            out.append(*b.s);
+            return string(std::move(out));
+        }
+        if (op == '+' && a.is_sequence() && a.kind == b.kind) {
+            Values items = a.l->items;
+            items.insert(items.end(), b.l->items.begin(), b.l->items.end());
+            return list(std::move(items), a.kind);
+        }
+        if (op == '*' && (a.is_whole() || b.is_whole())) {
+            const Value& v = a.is_whole() ? b : a;
+            const int64_t times = std::max<int64_t>(0, a.is_whole() ? a.i : b.i);
+            const size_t size = v.is(Value::string) ? v.s->text.size() + 1 : v.is_sequence() ? 16 * v.l->items.size() + 1 : 0;
+            if (size && times > (int64_t)(most_bytes_ / size)) wrong("it needs too much memory");
+            step(times);
+            if (v.is(Value::string)) {
+                JinjaString out;
+                for (int64_t i = 0; i < times; i++) out.append(*v.s);
+                return string(std::move(out));
+            }
+            if (v.is_sequence()) {
+                Values items;
+                for (int64_t i = 0; i < times; i++) items.insert(items.end(), v.l->items.begin(), v.l->items.end());
+                return list(std::move(items), v.kind);
+            }
+        }
+        for (const Value* v : {&a, &b})
+            if (v->is(Value::undefined)) fail_undefined(*v);
+        wrong(format("unsupported operands of types %s and %s", type_of(a), type_of(b)));
+    }
+    Value calculate_numbers(char op, const Value& a, const Value& b) {
+        const bool divides = op == '/' || op == '_' || op == '%';
+        if (divides && b.number() == 0) wrong("division by zero");
+        if (a.is_whole() && b.is_whole() && op != '/' && !(op == '^' && b.i < 0)) {
+            int64_t r = 1;
+            bool over = false;
+            if (op == '+') over = __builtin_add_overflow(a.i, b.i, &r);
+            else if (op == '-') over = __builtin_sub_overflow(a.i, b.i, &r);
+            else if (op == '*') over = __builtin_mul_overflow(a.i, b.i, &r);
+            else if (op == '^') {
+                if (a.i == 0 || a.i == 1 || a.i == -1) r = b.i == 0 ? 1 : b.i % 2 || a.i >= 0 ? a.i : 1;
+                else
+                    for (int64_t i = 0; i < b.i && !over; i++) over = __builtin_mul_overflow(r, a.i, &r);
+            } else if (b.i == -1) {
+                over = op == '_' && __builtin_sub_overflow((int64_t)0, a.i, &r);
+                if (op == '%') r = 0;
+            } else {
+                const int64_t rest = a.i % b.i;
+                const bool down = rest != 0 && (rest < 0) != (b.i < 0);
+                r = op == '_' ? a.i / b.i - down : rest + (down ? b.i : 0);
+            }
+            if (over) wrong("an integer is too large");
+            return whole(r);
+        }
+        const double x = a.number(), y = b.number();
+        switch (op) {
+            case '+': return real(x + y);
+            case '-': return real(x - y);
+            case '*': return real(x * y);
+            case '/': return real(x / y);
+            case '_': return real(std::floor(x / y));
+            case '%': {
+                const double rest = std::fmod(x, y);
+                return real(rest != 0 && (rest < 0) != (y < 0) ? rest + y : rest);
+            }
+            default: break;
+        }
+        const double power = std::pow(x, y);
+        if (!std::isfinite(power)) wrong("a power is not a finite number");
+        return real(power);
+    }
+
+    // ---- parts of values ----
+    static bool is_method(const Value& v, std::string_view name) {
+        static const std::vector<std::string_view> of_string = {
+            "strip",    "lstrip",  "rstrip",  "split",        "rsplit",       "splitlines", "startswith",
+            "endswith", "replace", "upper",   "lower",        "title",        "capitalize", "join",
+            "find",     "rfind",   "index",   "count",        "isdigit",      "isalpha",    "isalnum",
+            "isspace",  "isupper", "islower", "removeprefix", "removesuffix", "encode",     "format"};
+        static const std::vector<std::string_view> of_list = {"index", "count",  "append", "extend",  "insert",
+                                                              "pop",   "remove", "clear",  "reverse", "sort"};
+        static const std::vector<std::string_view> of_dict = {"get",    "items", "keys",       "values",  "copy",    "pop",
+                                                              "update", "clear", "setdefault", "popitem", "fromkeys"};
+        static const std::vector<std::string_view> none;
+        const auto& names = v.is(Value::string) ? of_string : v.is_sequence() ? of_list : v.is(Value::dict) ? of_dict : none;
+        return std::find(names.begin(), names.end(), name) != names.end();
+    }
+    Value method(const Value& self, std::string_view name) {
+        methods_.push_back({self, name});
+        charge(sizeof(JinjaMethod));
+        Value v;
+        v.kind = Value::method;
+        v.f = &methods_.back();
+        return v;
+    }
+    Value attribute(const Value& v, const JinjaString& name) {
+        if (v.is(Value::undefined)) fail_undefined(v);
+        if (v.is(Value::loop)) return loop_attribute(*v.loop_, name);
+        if (is_method(v, name.text)) return method(v, name.text);
+        if (v.is(Value::dict) || v.is(Value::space))
+            if (const Value* found = find(*v.m, std::string_view(name.text))) return *found;
+        return undefined(&name);
+    }
+    Value loop_attribute(const JinjaLoop& loop, const JinjaString& name) {
+        const int64_t at = (int64_t)loop.at, n = (int64_t)loop.items->size();
+        const std::string& s = name.text;
+        if (s == "index") return whole(at + 1);
+        if (s == "index0") return whole(at);
+        if (s == "revindex") return whole(n - at);
+        if (s == "revindex0") return whole(n - at - 1);
+        if (s == "first") return boolean(at == 0);
+        if (s == "last") return boolean(at + 1 == n);
+        if (s == "length") return whole(n);
+        if (s == "depth") return whole(loop.depth + 1);
+        if (s == "depth0") return whole(loop.depth);
+        if (s == "previtem") return at > 0 ? (*loop.items)[(size_t)at - 1] : undefined(&name);
+        if (s == "nextitem") return at + 1 < n ? (*loop.items)[(size_t)at + 1] : undefined(&name);
+        if (s != "cycle" && s != "changed") return undefined(&name);
+        Value self;
+        self.kind = Value::loop;
+        self.loop_ = const_cast<JinjaLoop*>(&loop);
+        return method(self, s);
+    }
+    Value item(const Value& v, const Value& key) {
+        if (v.is(Value::undefined)) fail_undefined(v);
+        const JinjaString* name = key.is(Value::string) ? key.s : nullptr;
+        if (v.is(Value::dict))
+            if (const Value* found = find(*v.m, key)) return *found;
+        if (name) return v.is(Value::loop) || !v.is(Value::space) ? attribute(v, *name) : undefined(name);
+        if (!key.is_whole() || !(v.is_sequence() || v.is(Value::string))) return undefined(name);
+        const int64_t n = length(v), at = key.i < 0 ? key.i + n : key.i;
+        if (at < 0 || at >= n) return undefined();
+        if (v.is_sequence()) return v.l->items[(size_t)at];
+        const size_t begin = byte_of(v.s->text, 0, at);
+        return part_of(*v.s, begin, byte_of(v.s->text, begin, 1));
+    }
+    // The position of the n-th character after `from`.
+    size_t byte_of(const std::string& s, size_t from, int64_t n) {
+        step(n / 64);
+        while (n > 0 && from < s.size())
+            if (++from == s.size() || begins_character(s[from])) n--;
+        return from;
+    }
+    Value slice(const Node& n, JinjaScope* scope) {
+        const Value v = eval(*n.kids[0], scope);
+        Value bounds[3];
+        for (size_t i = 0; i < 3; i++) {
+            bounds[i] = n.kids[i + 1] ? eval(*n.kids[i + 1], scope) : none();
+            if (!bounds[i].is(Value::none)) integer(bounds[i], "a slice");
+        }
+        if (!v.is_sequence() && !v.is(Value::string)) wrong_type("a slice", v);
+        const int64_t size = length(v), step = bounds[2].is(Value::none) ? 1 : bounds[2].i;
+        if (step == 0) wrong("the step of a slice is 0");
+        const auto bound = [&](const Value& b, int64_t otherwise) {
+            if (b.is(Value::none)) return otherwise;
+            const int64_t at = b.i < 0 ? b.i + size : b.i;
+            return std::clamp(at, step < 0 ? (int64_t)-1 : 0, step < 0 ? size - 1 : size);
+        };
+        const int64_t first = bound(bounds[0], step < 0 ? size - 1 : 0), last = bound(bounds[1], step < 0 ? -1 : size);
+        if (v.is(Value::string) && step == 1) {
+            const size_t begin = byte_of(v.s->text, 0, first);
+            return part_of(*v.s, begin, byte_of(v.s->text, begin, last - first));
+        }
+        const Values all = items_of(v);
+        Values chosen;
+        for (int64_t i = first; step < 0 ? i > last : i < last;) {
+            chosen.push_back(all[(size_t)i]);
+            if (__builtin_add_overflow(i, step, &i)) break;
+        }
+        return v.is(Value::string) ? join(chosen, JinjaString()) : list(std::move(chosen), v.kind);
+    }
+    Value join(const Values& items, const JinjaString& between) {
+        JinjaString out;
+        for (size_t i = 0; i < items.size(); i++) {
+            if (i) out.append(between);
+            append(out, items[i]);
+            if (out.text.size() > most_bytes_) wrong("it needs too much memory");
+        }
+        return string(std::move(out));
+    }
+
+    // ---- calls ----
+    Value call(const Node& n, JinjaScope* scope, const JinjaMacro* caller = nullptr) {
+        const Node& callee = *n.kids[0];
+        Value f;
+        JinjaMethod direct;
+        if (callee.kind == Node::attribute) {  // saves the method as a value
+            const Value object = eval(*callee.kids[0], scope);
+            if (is_method(object, callee.string.text)) {
+                direct = {object, callee.string.text};
+                f.kind = Value::method;
+                f.f = &direct;
+            } else f = attribute(object, callee.string);
+        } else f = eval(callee, scope);
+        Arguments a = arguments(n, scope);
+        if (caller && f.is(Value::macro)) return call_macro(*f.macro_, a, caller);
+        switch (f.kind) {
+            case Value::macro: return call_macro(*f.macro_, a, nullptr);
+            case Value::method:
+                if (f.f->self.is(Value::loop)) return call_loop(*f.f, a);
+                return f.f->self.is(Value::string) ? string_method(*f.f->self.s, f.f->name, a) : other_method(*f.f, a);
+            case Value::function: return call_function(f.s->text, a);
+            case Value::loop: {  // of a recursive loop
+                if (!f.loop_->node->integer) wrong("the loop is not recursive");
+                JinjaString out;
+                loop(*f.loop_->node, f.loop_->scope, need(a, 0, "iterable", "loop"), f.loop_->depth + 1, out);
+                return string(std::move(out));
+            }
+            default: wrong_type("a call", f);
+        }
+    }
+    Value call_macro(const JinjaMacro& macro, const Arguments& a, const JinjaMacro* caller) {
+        const Level level(*this);
+        const Node& n = *macro.node;
+        const size_t block = n.kind == Node::call_block ? 1 : 0;
+        JinjaScope* inner = scope(macro.scope);
+        if (a.positional.size() > n.ids.size()) wrong("a macro has too many arguments");
+        const size_t defaults = n.kids.size() - block - 1;
+        std::vector<bool> given(n.ids.size());
+        for (size_t i = 0; i < a.positional.size(); i++) {
+            assign(*inner, n.ids[i], a.positional[i]);
+            given[i] = true;
+        }
+        for (const auto& [name, value] : a.named) {
+            const auto found = std::find(n.ids.begin(), n.ids.end(), template_.id(std::string(name)));
+            if (found == n.ids.end() || given[(size_t)(found - n.ids.begin())])
+                wrong(format("a macro has no argument '%.40s', or has it twice", std::string(name).c_str()));
+            assign(*inner, *found, value);
+            given[(size_t)(found - n.ids.begin())] = true;
+        }
+        for (size_t i = 0; i < n.ids.size(); i++)
+            if (!given[i]) {
+                const bool has = i + defaults >= n.ids.size();
+                assign(*inner, n.ids[i], has ? eval(*n.kids[block + 1 + i + defaults - n.ids.size()], inner) : undefined());
+            }
+        if (caller_id_ >= 0 && n.kind == Node::macro) {
+            Value v = undefined();
+            if (caller) {
+                v.kind = Value::macro;
+                v.macro_ = caller;
+            }
+            assign(*inner, caller_id_, v);
+        }
+        JinjaString out;
+        run(*n.kids[block], inner, out);
+        return string(std::move(out));
+    }
+    Value call_loop(const JinjaMethod& m, const Arguments& a) {
+        JinjaLoop& loop = *m.self.loop_;
+        if (m.name == "cycle") {
+            if (a.positional.empty()) wrong("cycle has no values");
+            return a.positional[loop.at % a.positional.size()];
+        }
+        const Value now = list(a.positional, Value::tuple);
+        const bool changed = !loop.has_seen || !equal(loop.last_seen, now);
+        loop.has_seen = true;
+        loop.last_seen = now;
+        return boolean(changed);
+    }
+    Value call_function(const std::string& name, const Arguments& a) {
+        if (name == "raise_exception") fail("%s", as_text(need(a, 0, "message", "raise_exception")).text.c_str());
+        if (name == "strftime_now") {
+            const std::string form = text_of(need(a, 0, "format", "strftime_now"), "strftime_now").text;
+            tm local{};
+            localtime_r(&now_, &local);
+            char buffer[1000];
+            return text(
+                std::string_view(buffer, form.size() < 200 ? strftime(buffer, sizeof(buffer), form.c_str(), &local) : 0));
+        }
+        if (name == "range") {
+            int64_t bounds[3] = {0, 0, 1};
+            const size_t n = a.positional.size();
+            if (n < 1 || n > 3) wrong("range takes 1 to 3 arguments");
+            for (size_t i = 0; i < n; i++) bounds[n == 1 ? 1 : i] = integer(a.positional[i], "range");
+            const auto [first, last, by] = bounds;
+            if (by == 0) wrong("the step of a range is 0");
+            Values items;
+            for (int64_t i = first; by < 0 ? i > last : i < last;) {
+                if (items.size() >= 100000) wrong("a range is longer than 100000");
+                items.push_back(whole(i));
+                if (__builtin_add_overflow(i, by, &i)) break;
+            }
+            return list(std::move(items));
+        }
+        // dict and namespace
+        const Value made = dict({}, name == "dict" ? Value::dict : Value::space);
+        if (const Value* first = a.find(0, "")) {
+            if (first->is(Value::undefined)) fail_undefined(*first);
+            if (first->is(Value::dict)) made.m->items = copied(*first->m);
+            else
+                for (const Value& pair : items_of(*first)) {
+                    if (!pair.is_sequence() || pair.l->items.size() != 2) wrong_type("dict", pair);
+                    put(*made.m, pair.l->items[0], pair.l->items[1]);
+                }
+        }
+        for (const auto& [key, value] : a.named) put(*made.m, text(key), value);
+        return made;
+    }
+    Value other_method(const JinjaMethod& m, const Arguments& a) {
+        const std::string_view name = m.name;
+        if (m.self.is(Value::dict)) {
+            JinjaDict& d = *m.self.m;
+            if (name == "get") {
+                const Value* found = find(d, need(a, 0, "key", "get"));
+                return found ? *found : a.take(1, "default", none());
+            }
+            if (name == "items") return pairs_of(d);
+            if (name == "copy") return dict(copied(d));
+            if (name == "keys" || name == "values") {
+                Values all;
+                for (const auto& [key, value] : d.items) all.push_back(name == "keys" ? key : value);
+                return list(std::move(all));
+            }
+        } else if (name == "count" || name == "index") {
+            const Value what = need(a, 0, "value", "count");
+            int64_t n = 0;
+            for (size_t i = 0; i < m.self.l->items.size(); i++)
+                if (equal(m.self.l->items[i], what)) {
+                    if (name == "index") return whole((int64_t)i);
+                    n++;
+                }
+            if (name == "index") wrong("index: the value is not in the list");
+            return whole(n);
+        }
+        wrong(format("%s.%s changes its object, which is not allowed", type_of(m.self), std::string(name).c_str()));
+    }
+    Value pairs_of(const JinjaDict& d) {
+        Values all;
+        for (const auto& [key, value] : d.items) all.push_back(list({key, value}, Value::tuple));
+        return list(std::move(all));
+    }
+
+    // ---- strings ----
+    Value strip(const JinjaString& s, const Value& characters, bool left = true, bool right = true) {
+        step((int64_t)s.text.size() / 64);
+        if (characters.is(Value::none)) return part_of(s, stripped(s.text, is_python_space, left, right));
+        std::vector<int32_t> codes;
+        each_character(text_of(characters, "strip").text, [&](int32_t c, std::string_view) { codes.push_back(c); });
+        const auto drops = [&](int32_t c) { return std::find(codes.begin(), codes.end(), c) != codes.end(); };
+        return part_of(s, stripped(s.text, drops, left, right));
+    }
+    Value split(const JinjaString& s, const Value& by, int64_t most, bool from_right) {
+        Values parts;
+        size_t begin = 0, end = s.text.size();
+        if (most < 0) most = INT64_MAX;
+        if (by.is(Value::none)) {
+            if (from_right) wrong("rsplit needs a separator");
+            while (true) {
+                const std::string_view rest = stripped(std::string_view(s.text).substr(begin), is_python_space, true, false);
+                if (rest.empty()) break;
+                size_t size = 0;
+                if ((int64_t)parts.size() >= most) size = rest.size();
+                else
+                    while (size < rest.size() && !is_python_space(first_character(rest.substr(size)).code))
+                        size += first_character(rest.substr(size)).length;
+                step((int64_t)rest.size() / 64);
+                parts.push_back(part_of(s, rest.substr(0, size)));
+                begin = (size_t)(rest.data() - s.text.data()) + size;
+                if ((int64_t)parts.size() > most) break;
+            }
+            return list(std::move(parts));
+        }
+        const std::string& mark = text_of(by, "split").text;
+        if (mark.empty()) wrong("split: the separator is empty");
+        while ((int64_t)parts.size() < most) {
+            step();
+            const size_t at = from_right ? end < mark.size() ? std::string::npos : s.text.rfind(mark, end - mark.size())
+                                         : s.text.find(mark, begin);
+            if (at == std::string::npos) break;
+            parts.push_back(from_right ? part_of(s, at + mark.size(), end) : part_of(s, begin, at));
+            (from_right ? end : begin) = from_right ? at : at + mark.size();
+        }
+        parts.push_back(part_of(s, begin, end));
+        if (from_right) std::reverse(parts.begin(), parts.end());
+        return list(std::move(parts));
+    }
+    Value replace(const JinjaString& s, const JinjaString& from, const JinjaString& to, int64_t most) {
+        JinjaString out;
+        size_t at = 0;
+        if (most < 0) most = INT64_MAX;
+        const std::string& what = from.text;
+        for (; most > 0; most--) {
+            step();
+            size_t next = what.empty() ? at : s.text.find(what, at);
+            if (next == std::string::npos) break;
+            if (out.text.size() > most_bytes_) wrong("it needs too much memory");
+            out.append(s, at, next);
+            out.append(to);
+            if (what.empty()) {  // before each character and at the end
+                if (at == s.text.size()) return string(std::move(out));
+                next = byte_of(s.text, at, 1);
+                out.append(s, at, next);
+            }
+            at = next + what.size();
+        }
+        out.append(s, at, s.text.size());
+        return string(std::move(out));
+    }
+    static int32_t upper(int32_t c) {
+        if (c >= 0 && c < 0x80) return c >= 'a' && c <= 'z' ? c - 32 : c;
+        need_unicode("upper case");
+#if HAVE_UTF8PROC
+        return utf8proc_toupper(c);
+#else
+        return c;
+#endif
+    }
+    static bool is_cased(int32_t c) { return upper(c) != c || ::lower(c) != c; }
+    // mode: 'u' upper, 'l' lower, 'c' first upper and the others lower, 't' the first of each word upper (words: letters),
+    // 'f' the same by the filter (words: after blanks and brackets).
+    Value in_case(const JinjaString& s, char mode) {
+        JinjaString out;
+        bool first = true;
+        size_t part = 0, at = 0;
+        step((int64_t)s.text.size() / 16);
+        each_character(s.text, [&](int32_t c, std::string_view bytes) {
+            while (part < s.parts.size() && s.parts[part].end <= at) part++;
+            const bool up = mode == 'u' || (mode != 'l' && first);
+            const std::string changed = c < 0             ? std::string(bytes)
+                                        : up && c == 0xdf ? "SS"
+                                                          : utf8((uint32_t)(up ? upper(c) : ::lower(c)));
+            if (part < s.parts.size()) out.append(changed, s.parts[part].source, s.parts[part].generated);
+            else out.append(changed);
+            first =
+                mode == 't' ? !is_cased(c) : mode == 'f' && (is_python_space(c) || (c > 0 && c < 0x80 && strchr("-({[<", c)));
+            at += bytes.size();
+        });
+        return string(std::move(out));
+    }
+    Values lines_of(const JinjaString& s, bool keeps_ends) {
+        Values lines;
+        size_t begin = 0, at = 0;
+        bool after_return = false;
+        each_character(s.text, [&](int32_t c, std::string_view bytes) {
+            const bool pair = c == '\n' && after_return;
+            if (pair) {
+                if (keeps_ends)
+                    lines.back() = part_of(s, begin - (size_t)(length(lines.back()) ? lines.back().s->text.size() : 0), at + 1);
+                begin = at + 1;
+            } else if ((c >= '\n' && c <= '\r') || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 || c == 0x2029) {
+                lines.push_back(part_of(s, begin, at + (keeps_ends ? bytes.size() : 0)));
+                begin = at + bytes.size();
+            }
+            after_return = c == '\r';
+            at += bytes.size();
+        });
+        if (begin < s.text.size()) lines.push_back(part_of(s, begin, s.text.size()));
+        step((int64_t)lines.size());
+        return lines;
+    }
+    Value string_method(const JinjaString& s, std::string_view name, const Arguments& a) {
+        const auto characters = [&] { return a.take(0, "chars", none()); };
+        const auto limit = [&](size_t place, const char* n) { return integer(a.take(place, n, whole(-1)), n); };
+        const auto argument = [&](const char* what) -> const JinjaString& { return text_of(need(a, 0, what, what), what); };
+        if (name == "strip") return strip(s, characters());
+        if (name == "lstrip") return strip(s, characters(), true, false);
+        if (name == "rstrip") return strip(s, characters(), false, true);
+        if (name == "split" || name == "rsplit")
+            return split(s, a.take(0, "sep", none()), limit(1, "maxsplit"), name == "rsplit");
+        if (name == "splitlines") return list(lines_of(s, truth(a.take(0, "keepends", boolean(false)))));
+        if (name == "startswith" || name == "endswith") {
+            const Value what = need(a, 0, "prefix", "startswith");
+            const Values any = what.is(Value::tuple) ? what.l->items : Values{what};
+            return boolean(std::any_of(any.begin(), any.end(), [&](const Value& one) {
+                const std::string& with = text_of(one, "startswith").text;
+                return name == "startswith" ? begins_with(s.text, with) : ends_with(s.text, with);
+            }));
+        }
+        if (name == "replace")
+            return replace(s, argument("replace"), text_of(need(a, 1, "new", "replace"), "replace"), limit(2, "count"));
+        if (name == "upper") return in_case(s, 'u');
+        if (name == "lower") return in_case(s, 'l');
+        if (name == "title") return in_case(s, 't');
+        if (name == "capitalize") return in_case(s, 'c');
+        if (name == "join") {
+            const Values items = items_of(need(a, 0, "iterable", "join"));
+            for (const Value& one : items) text_of(one, "join");
+            return join(items, s);
+        }
+        if (name == "find" || name == "rfind" || name == "index") {
+            const std::string& what = argument("find").text;
+            const size_t at = name == "rfind" ? s.text.rfind(what) : s.text.find(what);
+            if (at == std::string::npos && name == "index") wrong("index: the text does not occur");
+            return whole(at == std::string::npos ? -1 : count_characters(std::string_view(s.text).substr(0, at)));
+        }
+        if (name == "count") {
+            const std::string& what = argument("count").text;
+            if (what.empty()) return whole(count_characters(s.text) + 1);
+            int64_t n = 0;
+            for (size_t at = 0; (at = s.text.find(what, at)) != std::string::npos; at += what.size()) n++;
+            return whole(n);
+        }
+        if (name == "removeprefix" || name == "removesuffix") {
+            const std::string& what = argument("removeprefix").text;
+            if (name == "removeprefix" && begins_with(s.text, what)) return part_of(s, what.size(), s.text.size());
+            if (name == "removesuffix" && ends_with(s.text, what)) return part_of(s, 0, s.text.size() - what.size());
+            return string(s);
+        }
+        if (begins_with(name, "is")) return boolean(is_class(s.text, name));
+        wrong(format("the method %s of a str is not supported", std::string(name).c_str()));
+    }
+    static bool is_class(const std::string& s, std::string_view name) {
+        bool all = true, cased = false;
+        each_character(s, [&](int32_t c, std::string_view) {
+            if (name == "isspace") all = all && is_python_space(c);
+            else if (name == "isdigit")
+                all = all && (c < 0x80 ? c >= '0' && c <= '9' : general_category(c) == std::string_view("Nd"));
+            else if (name == "isalpha") all = all && is_letter(c);
+            else if (name == "isalnum") all = all && (is_letter(c) || is_number(c));
+            else {
+                cased = cased || is_cased(c);
+                all = all && !is_cased(c) == !(name == "isupper" ? ::lower(c) != c : upper(c) != c);
+            }
+        });
+        return all && !s.empty() && (cased || (name != "isupper" && name != "islower"));
+    }
+
+    // ---- filters and tests ----
+    // The value under a path such as "function.name" or 0.
+    Value path(Value v, const Value& at) {
+        if (!at.is(Value::string)) return item(v, at);
+        const std::string& names = at.s->text;
+        for (size_t begin = 0; begin <= names.size();) {
+            const size_t end = std::min(names.find('.', begin), names.size());
+            const std::string name = names.substr(begin, end - begin);
+            const bool digits = !name.empty() && name.size() < 10 && name.find_first_not_of("0123456789") == std::string::npos;
+            v = item(v, digits ? whole(atoll(name.c_str())) : text(name));
+            begin = end + 1;
+        }
+        return v;
+    }
+    Value lower_if_text(const Value& v, bool case_sensitive) {
+        return v.is(Value::string) && !case_sensitive ? in_case(*v.s, 'l') : v;
+    }
+    Values sorted(Values items, const Value& attribute, bool case_sensitive, bool reverse) {
+        std::vector<std::pair<Value, Value>> keyed;
+        for (const Value& one : items) {
+            const Value key = attribute.is(Value::none) ? one : path(one, attribute);
+            keyed.emplace_back(lower_if_text(key, case_sensitive), one);
+        }
+        // Comparisons may throw: not within std::sort, whose order they define.
+        const auto less = [&](const Value& x, const Value& y) { return !equal(x, y) && order(x, y) < 0; };
+        for (size_t i = 1; i < keyed.size(); i++) less(keyed[0].first, keyed[i].first);
+        std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& x, const auto& y) {
+            return reverse ? less(y.first, x.first) : less(x.first, y.first);
+        });
+        for (size_t i = 0; i < items.size(); i++) items[i] = keyed[i].second;
+        return items;
+    }
+    Arguments without(const Arguments& a, size_t n) {
+        Arguments rest = a;
+        rest.positional.erase(rest.positional.begin(),
+                              rest.positional.begin() + (std::ptrdiff_t)std::min(n, a.positional.size()));
+        return rest;
+    }
+    Value chosen(const std::string& name, const Value& v, const Arguments& a) {
+        const bool by_attribute = ends_with(name, "attr"), keeps = begins_with(name, "select");
+        const Value attribute = by_attribute ? need(a, 0, "attribute", name.c_str()) : none();
+        const Arguments rest = without(a, by_attribute);
+        Values kept;
+        for (const Value& one : truth(v) ? items_of(v) : Values()) {
+            const Value x = by_attribute ? path(one, attribute) : one;
+            const bool yes =
+                rest.positional.empty() ? truth(x) : test(text_of(rest.positional[0], "a test").text, x, without(rest, 1));
+            if (yes == keeps) kept.push_back(one);
+        }
+        return list(std::move(kept));
+    }
+    Value apply_filter(const Node& n, const Value& v, JinjaScope* scope) {
+        const Arguments a = arguments(n, scope);
+        return filter(n.string.text, v, a);
+    }
+    Value filter(const std::string& name, const Value& v, const Arguments& a) {
+        const Level level(*this);
+        if (name == "trim") return strip(as_text(v), a.take(0, "chars", none()));
+        if (name == "length" || name == "count") return whole(length(v));
+        if (name == "string" || name == "safe") return v.is(Value::string) ? v : string(as_text(v));
+        if (name == "tojson") return tojson(v, a);
+        if (name == "default" || name == "d") {
+            const bool any = truth(a.take(1, "boolean", boolean(false)));
+            return v.is(Value::undefined) || (any && !truth(v)) ? a.take(0, "default_value", text("")) : v;
+        }
+        if (name == "upper" || name == "lower" || name == "capitalize") return in_case(as_text(v), name[0]);
+        if (name == "title") return in_case(as_text(v), 'f');
+        if (name == "join") {
+            Values items = items_of(v);
+            if (const Value* attribute = a.find(1, "attribute"))
+                for (Value& one : items) one = path(one, *attribute);
+            return join(items, as_text(a.take(0, "d", text(""))));
+        }
+        if (name == "replace") {
+            const JinjaString from = as_text(need(a, 0, "old", "replace")), to = as_text(need(a, 1, "new", "replace"));
+            const Value most = a.take(2, "count", none());
+            return replace(as_text(v), from, to, most.is(Value::none) ? -1 : integer(most, "replace"));
+        }
+        if (name == "first" || name == "last") {
+            const Values items = items_of(v);
+            return items.empty() ? undefined() : name == "first" ? items.front() : items.back();
+        }
+        if (name == "list") return list(items_of(v));
+        if (name == "items") {
+            if (v.is(Value::undefined)) return list({});
+            if (!v.is(Value::dict)) wrong_type("items", v);
+            return pairs_of(*v.m);
+        }
+        if (name == "dictsort") {
+            if (!v.is(Value::dict)) wrong_type("dictsort", v);
+            const std::string by = text_of(a.take(1, "by", text("key")), "dictsort").text;
+            if (by != "key" && by != "value") wrong("dictsort is by key or value");
+            return list(sorted(pairs_of(*v.m).l->items, whole(by == "value"),
+                               truth(a.take(0, "case_sensitive", boolean(false))),
+                               truth(a.take(2, "reverse", boolean(false)))));
+        }
+        if (name == "sort")
+            return list(sorted(items_of(v), a.take(2, "attribute", none()), truth(a.take(1, "case_sensitive", boolean(false))),
+                               truth(a.take(0, "reverse", boolean(false)))));
+        if (name == "unique" || name == "min" || name == "max") {
+            const bool sensitive = truth(a.take(0, "case_sensitive", boolean(false)));
+            const Value attribute = a.take(1, "attribute", none());
+            Values keys, kept;
+            for (const Value& one : items_of(v)) {
+                const Value key = lower_if_text(attribute.is(Value::none) ? one : path(one, attribute), sensitive);
+                const bool better = keys.empty() || (name == "min" ? order(key, keys[0]) < 0 : order(key, keys[0]) > 0);
+                if (name != "unique" && better) {
+                    keys = {key};
+                    kept = {one};
+                } else if (name == "unique" && std::none_of(keys.begin(), keys.end(), [&](auto& k) { return equal(k, key); })) {
+                    keys.push_back(key);
+                    kept.push_back(one);
+                }
+            }
+            return name == "unique" ? list(std::move(kept)) : kept.empty() ? undefined() : kept[0];
+        }
+        if (name == "reverse") {
+            Values items = items_of(v);
+            std::reverse(items.begin(), items.end());
+            return v.is(Value::string) ? join(items, JinjaString()) : list(std::move(items));
+        }
+        if (name == "map") {
+            Values items = truth(v) ? items_of(v) : Values();
+            const Value* attribute = a.positional.empty() ? a.find(0, "attribute") : nullptr;
+            if (!attribute && a.positional.empty()) wrong("map needs a filter or an attribute");
+            for (Value& one : items) {
+                if (!attribute) one = filter(text_of(a.positional[0], "map").text, one, without(a, 1));
+                else {
+                    one = path(one, *attribute);
+                    if (const Value* other = a.find(1, "default"); other && one.is(Value::undefined)) one = *other;
+                }
+            }
+            return list(std::move(items));
+        }
+        if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr") return chosen(name, v, a);
+        if (name == "sum") {
+            Value total = a.take(1, "start", whole(0));
+            const Value attribute = a.take(0, "attribute", none());
+            for (const Value& one : items_of(v))
+                total = calculate('+', total, attribute.is(Value::none) ? one : path(one, attribute));
+            return total;
+        }
+        if (name == "int" || name == "float" || name == "abs" || name == "round") return number_filter(name, v, a);
+        if (name == "indent") return indent(text_of(v, "indent"), a);
+        wrong("unknown or unsupported filter '" + printable(name).substr(0, 40) + "'");
+    }
+    Value number_filter(const std::string& name, const Value& v, const Arguments& a) {
+        if (name == "abs" || name == "round") {
+            if (!v.is_number()) wrong_type(name.c_str(), v);
+            if (name == "abs")
+                return v.is(Value::real) ? real(std::fabs(v.d)) : v.i == INT64_MIN ? real(-(double)v.i) : whole(std::abs(v.i));
+            const int64_t digits = std::clamp<int64_t>(integer(a.take(0, "precision", whole(0)), "round"), -300, 300);
+            const std::string how = text_of(a.take(1, "method", text("common")), "round").text;
+            const double scale = std::pow(10, (double)digits), x = v.number();
+            if (how == "ceil") return real(std::ceil(x * scale) / scale);
+            if (how == "floor") return real(std::floor(x * scale) / scale);
+            if (v.is_whole() && digits >= 0) return whole(v.i);
+            return real(digits >= 0 ? strtod(format("%.*f", (int)digits, x).c_str(), nullptr)
+                                    : std::nearbyint(x * scale) / scale);
+        }
+        const bool to_int = name == "int";
+        const Value otherwise = a.take(0, "default", to_int ? whole(0) : real(0));
+        if (v.is_number()) {
+            if (!to_int) return real(v.number());
+            if (v.is_whole()) return whole(v.i);
+            return std::fabs(v.d) < 9e18 ? whole((int64_t)v.d) : otherwise;
+        }
+        if (v.is(Value::undefined)) fail_undefined(v);
+        if (!v.is(Value::string)) return otherwise;
+        const std::string s(stripped(v.s->text, is_python_space));
+        const size_t sign = !s.empty() && (s[0] == '-' || s[0] == '+');
+        const bool digits = s.size() > sign && s.size() < 19 && s.find_first_not_of("0123456789", sign) == std::string::npos;
+        if (to_int && digits) return whole(atoll(s.c_str()));
+        if (s.size() <= sign || s.find_first_not_of("0123456789.eE+-") != std::string::npos) return otherwise;
+        char* end = nullptr;
+        const double d = strtod(s.c_str(), &end);
+        if (*end || !std::isfinite(d)) return otherwise;
+        return to_int ? std::fabs(d) < 9e18 ? whole((int64_t)d) : otherwise : real(d);
+    }
+    Value tojson(const Value& v, const Arguments& a) {
+        JsonStyle style;
+        style.ascii = truth(a.take(0, "ensure_ascii", boolean(false)));
+        style.sorted = truth(a.take(3, "sort_keys", boolean(false)));
+        const Value indent = a.take(1, "indent", none()), separators = a.take(2, "separators", none());
+        style.lines = !indent.is(Value::none);
+        if (indent.is(Value::string)) style.indent = indent.s->text;
+        else if (style.lines) style.indent = std::string((size_t)std::clamp<int64_t>(integer(indent, "tojson"), 0, 100), ' ');
+        if (style.lines) style.item = ",";
+        if (!separators.is(Value::none)) {
+            if (!separators.is_sequence() || separators.l->items.size() != 2) wrong_type("separators", separators);
+            style.item = text_of(separators.l->items[0], "separators").text;
+            style.key = text_of(separators.l->items[1], "separators").text;
+        }
+        JinjaString out;
+        append_json(out, v, style);
+        return string(std::move(out));
+    }
+    Value indent(const JinjaString& s, const Arguments& a) {
+        const Value width = a.take(0, "width", whole(4));
+        const bool first = truth(a.take(1, "first", boolean(false))), blank = truth(a.take(2, "blank", boolean(false)));
+        const std::string by = width.is(Value::string)
+                                   ? width.s->text
+                                   : std::string((size_t)std::clamp<int64_t>(integer(width, "indent"), 0, 1000), ' ');
+        JinjaString ended = s, out;
+        ended.append("\n");
+        const Values lines = lines_of(ended, false);
+        for (size_t i = 0; i < lines.size(); i++) {
+            if (i) out.append("\n");
+            if (i ? blank || !lines[i].s->text.empty() : first) out.append(by);
+            out.append(*lines[i].s);
+            charge(by.size());
+        }
+        return string(std::move(out));
+    }
+    bool test(const std::string& name, const Value& v, const Arguments& a) {
+        static const std::vector<std::string> alone = {"defined", "undefined", "none",    "string", "mapping",  "boolean",
+                                                       "true",    "false",     "integer", "float",  "number",   "odd",
+                                                       "even",    "iterable",  "upper",   "lower",  "sequence", "callable"};
+        if (!a.positional.empty() && std::find(alone.begin(), alone.end(), name) != alone.end())
+            wrong("the test " + name + " takes no argument");
+        const auto other = [&] { return need(a, 0, "other", name.c_str()); };
+        if (name == "defined") return !v.is(Value::undefined);
+        if (name == "undefined") return v.is(Value::undefined);
+        if (name == "none") return v.is(Value::none);
+        if (name == "string") return v.is(Value::string);
+        if (name == "mapping") return v.is(Value::dict);
+        if (name == "boolean") return v.is(Value::boolean);
+        if (name == "true" || name == "false") return v.is(Value::boolean) && v.i == (name == "true");
+        if (name == "integer") return v.is(Value::integer);
+        if (name == "float") return v.is(Value::real);
+        if (name == "number") return v.is_number();
+        if (name == "iterable" || name == "sequence")
+            return v.is_sequence() || v.is(Value::string) || v.is(Value::dict) || v.is(Value::undefined) ||
+                   (v.is(Value::loop) && name == "iterable");
+        if (name == "callable") return v.kind >= Value::function;
+        if (name == "equalto" || name == "eq" || name == "==") return equal(v, other());
+        if (name == "ne" || name == "!=") return !equal(v, other());
+        if (name == "in") return contains(need(a, 0, "seq", "in"), v);
+        if (name == "lt" || name == "lessthan" || name == "<") return order(v, other()) < 0;
+        if (name == "le" || name == "<=") return order(v, other()) <= 0;
+        if (name == "gt" || name == "greaterthan" || name == ">") return order(v, other()) > 0;
+        if (name == "ge" || name == ">=") return order(v, other()) >= 0;
+        if (name == "odd" || name == "even") {
+            if (!v.is_number()) wrong_type(name.c_str(), v);
+            const double rest = v.is(Value::real) ? std::fabs(std::fmod(v.d, 2)) : (double)(v.i % 2 != 0);
+            return rest == (name == "odd");
+        }
+        if (name == "divisibleby") {
+            const int64_t by = integer(need(a, 0, "num", "divisibleby"), "divisibleby");
+            if (by == 0) wrong("division by zero");
+            return by == -1 || integer(v, "divisibleby") % by == 0;
+        }
+        if (name == "sameas") {
+            const Value b = other();
+            return v.kind == b.kind &&
+                   (v.is(Value::none) || v.is(Value::undefined) || v.i == b.i || (v.is(Value::string) && equal(v, b)));
+        }
+        if (name == "upper" || name == "lower") return is_class(as_text(v).text, "is" + name);
+        wrong("unknown or unsupported test '" + printable(name).substr(0, 40) + "'");
+    }
+
+    // ---- statements ----
+    Flow run(const Node& n, JinjaScope* scope, JinjaString& out) {
+        const Level level(*this);
+        step();
+        line_ = n.line;
+        switch (n.kind) {
+            case Node::data:
+                charge(n.string.text.size());
+                out.append(n.string);
+                return Flow::next;
+            case Node::output: append(out, eval(*n.kids[0], scope)); return Flow::next;
+            case Node::block:
+                for (const auto& kid : n.kids)
+                    if (const Flow flow = run(*kid, scope, out); flow != Flow::next) return flow;
+                return Flow::next;
+            case Node::if_block: {
+                size_t i = 0;
+                for (; i + 1 < n.kids.size(); i += 2)
+                    if (truth(eval(*n.kids[i], scope))) return run(*n.kids[i + 1], scope, out);
+                return i < n.kids.size() ? run(*n.kids[i], scope, out) : Flow::next;
+            }
+            case Node::for_loop: loop(n, scope, eval(*n.kids[1], scope), 0, out); return Flow::next;
+            case Node::break_loop: return Flow::breaks;
+            case Node::continue_loop: return Flow::continues;
+            default: run_other(n, scope, out); return Flow::next;
+        }
+    }
+    void run_other(const Node& n, JinjaScope* scope, JinjaString& out) {
+        JinjaString inner;
+        switch (n.kind) {
+            case Node::assign: return assign_to(*n.kids[0], eval(*n.kids[1], scope), scope);
+            case Node::assign_block: {
+                run(*n.kids[2], this->scope(scope), inner);
+                Value v = string(std::move(inner));
+                if (n.kids[1]) v = chain(*n.kids[1], v, scope);
+                return assign_to(*n.kids[0], v, scope);
+            }
+            case Node::macro: return assign(*scope, n.id, macro(n, scope));
+            case Node::call_block: return append(out, call(*n.kids[0], scope, macro(n, scope).macro_));
+            case Node::filter_block:
+                run(*n.kids[1], this->scope(scope), inner);
+                return append(out, chain(*n.kids[0], string(std::move(inner)), scope));
+            case Node::with_block: {
+                JinjaScope* own = this->scope(scope);
+                for (size_t i = 0; i < n.ids.size(); i++) assign(*own, n.ids[i], eval(*n.kids[i + 1], scope));
+                run(*n.kids[0], own, out);
+                return;
+            }
+            case Node::generation:
+                run(*n.kids[0], this->scope(scope), inner);
+                out.append(inner, true);
+                return;
+            default: wrong("an expression where a statement must be");
+        }
+    }
+    // Filters of a block, whose innermost one has no input of its own.
+    Value chain(const Node& filter, const Value& input, JinjaScope* scope) {
+        return apply_filter(filter, filter.kids[0] ? chain(*filter.kids[0], input, scope) : input, scope);
+    }
+    Value macro(const Node& n, JinjaScope* scope) {
+        charge(sizeof(JinjaMacro));
+        macros_.push_back({&n, scope});
+        Value v;
+        v.kind = Value::macro;
+        v.macro_ = &macros_.back();
+        return v;
+    }
+    void assign_to(const Node& target, const Value& v, JinjaScope* scope) {
+        if (target.kind == Node::name) return assign(*scope, target.id, v);
+        if (target.kind == Node::attribute) {
+            const Value object = eval(*target.kids[0], scope);
+            if (!object.is(Value::space)) wrong("only attributes of a namespace can be set");
+            return put(*object.m, string_at(&target.string), v);
+        }
+        const Values parts = items_of(v);
+        if (parts.size() != target.kids.size()) wrong(format("%zu values for %zu names", parts.size(), target.kids.size()));
+        for (size_t i = 0; i < parts.size(); i++) assign_to(*target.kids[i], parts[i], scope);
+    }
+    void loop(const Node& n, JinjaScope* outer, const Value& over, int depth, JinjaString& out) {
+        const Level level(*this);
+        Values items = items_of(over);
+        if (n.kids[2]) {
+            Values kept;
+            for (const Value& one : items) {
+                JinjaScope* own = scope(outer);
+                assign_to(*n.kids[0], one, own);
+                if (truth(eval(*n.kids[2], own))) kept.push_back(one);
+            }
+            items = std::move(kept);
+        }
+        lists_.push_back({std::move(items)});
+        const Values& all = lists_.back().items;
+        loops_.push_back({&all, &n, outer, 0, depth, {}, false});
+        JinjaLoop& now = loops_.back();
+        Value self;
+        self.kind = Value::loop;
+        self.loop_ = &now;
+        bool complete = false;  // as in Jinja, `else` also follows if no iteration came to its end
+        for (; now.at < all.size(); now.at++) {
+            JinjaScope* own = scope(outer);
+            if (loop_id_ >= 0) own->variables.emplace_back(loop_id_, self);
+            assign_to(*n.kids[0], all[now.at], own);
+            const Flow flow = run(*n.kids[3], own, out);
+            complete = complete || flow == Flow::next;
+            if (flow == Flow::breaks) break;
+        }
+        if (!complete && n.kids[4]) run(*n.kids[4], scope(outer), out);
+    }
+
+    const JinjaTemplate& template_;
+    time_t now_;
+    JinjaScope* root_ = nullptr;
+    int loop_id_ = -1, caller_id_ = -1;
+    int line_ = 0, depth_ = 0;
+    int64_t steps_ = 0;
+    size_t bytes_ = 0, most_bytes_ = (size_t)64 << 20;
+    std::deque<JinjaString> strings_;
+    std::deque<JinjaList> lists_;
+    std::deque<JinjaDict> dicts_;
+    std::deque<JinjaScope> scopes_;
+    std::deque<JinjaLoop> loops_;
+    std::deque<JinjaMethod> methods_;
+    std::deque<JinjaMacro> macros_;
+};
