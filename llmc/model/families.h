@@ -123,11 +123,6 @@ inline ModelConfig olmo2_structure() {
     c.qk_norm = QkNorm::whole;
     return c;
 }
-inline ModelConfig seed_oss_structure() {
-    ModelConfig c;
-    c.qkv_bias = true;
-    return c;
-}
 inline ModelConfig arcee_structure() {
     ModelConfig c;
     c.activation = Activation::relu2;
@@ -307,7 +302,7 @@ inline const std::vector<Family>& families() {
         {"gemma3_text", "Gemma3ForCausalLM", gemma3_structure(), gemma3_names()},
         {"olmo3", "Olmo3ForCausalLM", olmo2_structure(), own_names()},
         {"ministral", "MinistralForCausalLM", {}, llama_names()},
-        {"seed_oss", "SeedOssForCausalLM", seed_oss_structure(), llama_names()},
+        {"seed_oss", "SeedOssForCausalLM", qwen2_structure(), llama_names()},
         {"arcee", "ArceeForCausalLM", arcee_structure(), llama_names()},
         {"exaone4", "Exaone4ForCausalLM", exaone4_structure(), own_names()},
         {"starcoder2", "Starcoder2ForCausalLM", starcoder2_structure(), starcoder2_names()},
