@@ -259,10 +259,10 @@ done
 mkdir peft && cp llama-lora/latest/adapter_* peft
 expect "PEFT's two files suffice" "$program" eval --text text.txt --model llama --adapter peft
 no "without base.json, another family by its names" "no adapter for a layer" "$program" eval --text text.txt --model gpt2 --adapter peft
-for change in 's/"LORA"/"IA3"/ peft_type' 's/"r": 4/"r": 0/ must.be.at.least.1' 's/"r": 4/"r": 8/ shape' 's/"bias": "none"/"bias": "all"/ bias' \
+for change in 's/"LORA"/"IA3"/ peft_type' 's/"r": 4/"r": 0/ must.be.at.least.1' 's/"r": 4/"r": 8/ has.rank.4' 's/"bias": "none"/"bias": "all"/ bias' \
     's/"lora_alpha": 8.0/"lora_alpha": 1e300/ from.-1000000.to.1000000' \
     's/"lora_dropout": 0.0/"lora_dropout": 1.5/ from.0.to.0.99' 's/"r": 4,/"r": 4;/ JSON:.at.line' \
-    's/"inference_mode"/"use_dora": true, "inference_mode"/ use_dora' 's/"inference_mode"/"rank_pattern": {"q_proj": 2}, "inference_mode"/ shape' \
+    's/"inference_mode"/"use_dora": true, "inference_mode"/ use_dora' 's/"inference_mode"/"rank_pattern": {"q_proj": 2}, "inference_mode"/ has.rank.4' \
     's/"inference_mode"/"alpha_pattern": {"q_.*": 2}, "inference_mode"/ regular.expression' 's/"inference_mode"/"rank_pattern": {"q_proj": 0.5}, "inference_mode"/ whole.number' \
     's/"r": 4/"r":9999999/ gives.it.rank.9999999' 's/"inference_mode"/"layers_to_transform": 0, "inference_mode"/ has.an.adapter.of.1.self_attn.q_proj' \
     's/"inference_mode"/"layers_to_transform": [7], "inference_mode"/ has.an.adapter.of.0.self_attn.q_proj' \

@@ -158,87 +158,99 @@ inline bool is_target(const nlohmann::json& config, const std::string& name_in_l
     return targets.is_array() && !excludes && std::any_of(targets.begin(), targets.end(), names_it);
 }
 
-inline LoraConfig read_lora(const HfReader& in, const std::string& weights, const ModelConfig& c) {
+// Rejects features of PEFT that adapters here do not have.
+inline void refuse_other_adapters(const HfReader& in, const std::string& weights) {
     const nlohmann::json& j = in.j;
-    const std::string& path = in.source;
     in.only("bias", "none");
     for (const char* key : {"use_dora", "use_qalora", "lora_bias"}) in.only(key, false);
-    const auto unsupported = [&](const std::string& what) {
-        const std::string dir = std::filesystem::path(weights).parent_path().string();
-        fail_unsupported(
-            "%s: %s is not supported; HINT: PEFT merges such adapters into their model: python3 -c \"from peft import "
-            "AutoPeftModelForCausalLM as M; M.from_pretrained('%s').merge_and_unload().save_pretrained('%s-merged')\"; "
-            "cp %s/*token* %s-merged; then --model %s-merged, without --adapter",
-            path.c_str(), what.c_str(), dir.c_str(), dir.c_str(), base_name(j).c_str(), dir.c_str(), dir.c_str());
-    };
+    const std::string dir = std::filesystem::path(weights).parent_path().string();
     for (const char* key :
          {"modules_to_save", "layer_replication", "trainable_token_indices", "target_parameters", "alora_invocation_tokens",
           "use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config"})
-        if (!in.absent(key) && !j[key].empty()) unsupported(format("'%s' %.200s", key, j[key].dump().c_str()));
+        if (!in.absent(key) && !j[key].empty())
+            fail_unsupported(
+                "%s: '%s' %.200s is not supported; HINT: PEFT merges such adapters into their model: python3 -c \"from peft "
+                "import AutoPeftModelForCausalLM as M; M.from_pretrained('%s').merge_and_unload().save_pretrained('%s-merged')"
+                "\"; cp %s/*token* %s-merged; then --model %s-merged, without --adapter",
+                in.source.c_str(), key, j[key].dump().c_str(), dir.c_str(), dir.c_str(), base_name(j).c_str(), dir.c_str(),
+                dir.c_str());
     if (const nlohmann::json start = j.value("init_lora_weights", nlohmann::json()); start.is_string())
         for (const char* changes : {"pissa", "olora", "loftq", "corda", "lora_ga"})  // these also change the base
             if (start.get<std::string>().find(changes) == 0)
                 fail("%s: 'init_lora_weights' is \"%s\", which changes the model that is adapted; it is not supported",
-                     path.c_str(), start.get<std::string>().c_str());
+                     in.source.c_str(), start.get<std::string>().c_str());
+}
+inline LoraConfig read_lora_numbers(const HfReader& in) {
     LoraConfig lora;
     lora.rank = in.count("r");
-    refuse_value<Error>(lora.rank < 1, path + ": 'r'", lora.rank, "at least 1");
+    refuse_value<Error>(lora.rank < 1, in.source + ": 'r'", lora.rank, "at least 1");
     lora.alpha = in.number("lora_alpha", 8);
-    refuse_value<Error>(!(std::abs(lora.alpha) <= 1e6), path + ": 'lora_alpha'", lora.alpha, "from -1000000 to 1000000");
+    refuse_value<Error>(!(std::abs(lora.alpha) <= 1e6), in.source + ": 'lora_alpha'", lora.alpha, "from -1000000 to 1000000");
     lora.dropout = in.number("lora_dropout", 0);
-    refuse_value<Error>(!(lora.dropout >= 0 && lora.dropout <= 0.99), path + ": 'lora_dropout'", lora.dropout,
+    refuse_value<Error>(!(lora.dropout >= 0 && lora.dropout <= 0.99), in.source + ": 'lora_dropout'", lora.dropout,
                         "from 0 to 0.99");
     lora.rank_stabilized = in.flag("use_rslora", false);
-    const nlohmann::ordered_json ordered = nlohmann::ordered_json::parse(read_whole_file(path));
-    const LoraPattern ranks(ordered, "rank_pattern", path), alphas(ordered, "alpha_pattern", path);
-    const std::optional<std::set<int>> listed = listed_layers(in);
-    const double usual = lora.scale() != 0 ? lora.scale() : 1;
-    const SafetensorsReader files = SafetensorsReader::open(weights);
-    std::vector<LoraInFile> adapters;
-    for (const auto& [name, view] : files.tensors())
+    return lora;
+}
+
+// The matrix A of an adapter in a file: the names of the tensor and of the matrix that it adapts.
+struct LoraA {
+    std::string name, matrix;
+    int64_t rank;
+};
+// All of them by the layer and the name of the matrix, "3.self_attn.q_proj". Each must have its other half.
+inline std::map<std::string, LoraA> adapters_in(const SafetensorsReader& files, const std::string& weights) {
+    std::map<std::string, LoraA> found;
+    for (const auto& [name, view] : files.tensors()) {
         for (const auto& [one, other] : {std::pair(".lora_A.", ".lora_B."), {".lora_B.", ".lora_A."}})
             if (const size_t at = name.find(one); at != std::string::npos)
                 if (const std::string pair = std::string(name).replace(at, strlen(other), other); !files.find(pair))
                     fail("%s has the tensor '%s', but no '%s'; HINT: copy or download it again", weights.c_str(), name.c_str(),
                          pair.c_str());
-    bool differ = false;
-    int most = 0;
-    struct LoraA {
-        std::string name, matrix;  // of the tensor, of the matrix that it adapts
-        int64_t rank;
-    };
-    std::map<std::string, LoraA> in_file;  // by the layer and the name of the matrix, "3.self_attn.q_proj"
-    for (const auto& [name, view] : files.tensors()) {
         const size_t end = name.find(".lora_A.");
         if (end == std::string::npos) continue;
         const std::string matrix = name.substr(0, end);
         for (size_t dot = matrix.find('.'); dot != std::string::npos; dot = matrix.find('.', dot + 1))
             if (isdigit(matrix[dot + 1])) {
-                in_file[matrix.substr(dot + 1)] = {name, matrix, view.shape.empty() ? 0 : view.shape[0]};
+                found[matrix.substr(dot + 1)] = {name, matrix, view.shape.empty() ? 0 : view.shape[0]};
                 break;  // the number of an expert may follow
             }
     }
+    return found;
+}
+
+// LoRA's configuration from adapter_config.json, and the adapters that the file `weights` has for the model c.
+inline LoraConfig read_lora(const HfReader& in, const std::string& weights, const ModelConfig& c) {
+    const nlohmann::json& j = in.j;
+    const std::string& path = in.source;
+    refuse_other_adapters(in, weights);
+    LoraConfig lora = read_lora_numbers(in);
+    const nlohmann::ordered_json ordered = nlohmann::ordered_json::parse(read_whole_file(path));
+    const LoraPattern ranks(ordered, "rank_pattern", path), alphas(ordered, "alpha_pattern", path);
+    const std::optional<std::set<int>> listed = listed_layers(in);
+    const double usual = lora.scale() != 0 ? lora.scale() : 1;
+    const std::map<std::string, LoraA> in_file = adapters_in(SafetensorsReader::open(weights), weights);
+    // The adapter of a matrix; its rank is 0 if the file has none.
+    const auto adapter_of = [&](int layer, const std::string& module) {
+        LoraInFile adapter = {std::to_string(layer) + "." + module};
+        const auto found = in_file.find(adapter.matrix);
+        if (found == in_file.end() && (!listed || listed->count(layer)) && is_target(j, adapter.matrix))
+            fail("%s has no adapter for %s of layer %d, which 'target_modules' in %s names; HINT: copy or download it again",
+                 weights.c_str(), module.c_str(), layer, path.c_str());
+        if (found == in_file.end()) return adapter;
+        const LoraA& a = found->second;
+        adapter.rank = (int)ranks.of(a.matrix, lora.rank);
+        if (a.rank != adapter.rank)  // before the model is planned for a rank that it lacks
+            fail("%s: tensor '%s' has rank %lld; %s gives it rank %d", weights.c_str(), a.name.c_str(), (long long)a.rank,
+                 path.c_str(), adapter.rank);
+        adapter.factor = alphas.of(a.matrix, lora.alpha) / lora.divisor(adapter.rank) / usual;
+        return adapter;
+    };
+    std::vector<LoraInFile> adapters;
     for (const LoraTarget& t : lora_targets(c)) {
         std::vector<LoraInFile> of_target;
         for (const int layer : t.layers)
-            for (const std::string& module : t.matrices()) {
-                LoraInFile adapter = {std::to_string(layer) + "." + module};
-                if (const auto found = in_file.find(adapter.matrix); found != in_file.end()) {
-                    const LoraA& a = found->second;
-                    adapter.rank = (int)ranks.of(a.matrix, lora.rank);
-                    if (a.rank != adapter.rank)  // before the model is planned for a rank that it lacks
-                        fail("%s: tensor '%s' has shape %s; %s gives it rank %d", weights.c_str(), a.name.c_str(),
-                             shape_string(files.find(a.name)->shape).c_str(), path.c_str(), adapter.rank);
-                    adapter.factor = alphas.of(a.matrix, lora.alpha) / lora.divisor(adapter.rank) / usual;
-                    most = std::max(most, adapter.rank);
-                } else if ((!listed || listed->count(layer)) && is_target(j, adapter.matrix)) {
-                    fail(
-                        "%s has no adapter for %s of layer %d, which 'target_modules' in %s names; HINT: copy or download it "
-                        "again",
-                        weights.c_str(), module.c_str(), layer, path.c_str());
-                }
-                of_target.push_back(adapter);
-            }
+            for (const std::string& module : t.matrices()) of_target.push_back(adapter_of(layer, module));
         if (std::none_of(of_target.begin(), of_target.end(), [](const LoraInFile& a) { return a.rank > 0; })) continue;
         lora.modules.push_back(t.module);
         for (const LoraInFile& adapter : of_target) {
@@ -246,18 +258,20 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
                 fail("%s: 'layers_to_transform' is %.200s, but %s has %s adapter of %s", path.c_str(),
                      j["layers_to_transform"].dump().c_str(), weights.c_str(), adapter.rank > 0 ? "an" : "no",
                      adapter.matrix.c_str());
-            differ = differ || adapter.rank != lora.rank || adapter.factor != 1;
             adapters.push_back(adapter);
         }
-    }
-    if (differ) {
-        lora.alpha = usual * lora.divisor(most);
-        lora.rank = most;
-        lora.in_files = adapters;
     }
     if (lora.modules.empty())
         fail("%s has no adapter for a layer of this %s model; HINT: --model with the model that it adapts", weights.c_str(),
              c.family.c_str());
+    const auto differs = [&](const LoraInFile& a) { return a.rank != lora.rank || a.factor != 1; };
+    if (std::any_of(adapters.begin(), adapters.end(), differs)) {
+        lora.rank = std::max_element(adapters.begin(), adapters.end(), [](const LoraInFile& a, const LoraInFile& b) {
+                        return a.rank < b.rank;
+                    })->rank;
+        lora.alpha = usual * lora.divisor(lora.rank);
+        lora.in_files = adapters;
+    }
     return lora;
 }
 
