@@ -427,19 +427,12 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     expert_fc1_forward(p, b, s, all_inp);
     expert_activation_forward(p, b, s);  // times the routing weights
     expert_layer_forward(p, fc2, rows, {s.act.bf16}, fc2_bias(p, b, routing), routing);
-    if (b.shared.exists()) {
-        shared_fc1_forward(p, b.shared, s.shared, all_inp);
-        shared_gate_forward(p, b.shared, s.shared.gate, all_inp);
-        shared_activation_forward(p, b.shared, s.shared);
-    }
+    if (b.shared.exists()) shared_hidden_forward(p, b.shared, s.shared, all_inp);
     branch_forward(p, fc2, mlp, s.fc2, [&](floatX* y) {
         floatX* const sum = partial_sum(p, y);
-        const Linear& l = b.shared.fc2;
         reduce_from_experts(p, b, s, sum,
                             [&](floatX* sums) { be::expert_combine(p.ctx, sums, rows, routing, shape, p.m.c.C); });
-        if (b.shared.exists())
-            add_shared(p, sum,
-                       [&](floatX* x) { be::linear_forward(p.ctx, x, s.shared.act, l.w, nullptr, p.N(), l.in, l.out); });
+        if (b.shared.exists()) add_shared_output(p, b.shared, s.shared, sum);
         reduce_from_tensor_parallel(p, y);
     });
     be::residual_forward(p.ctx, out, mid, mlp, p.stream_size());
@@ -469,7 +462,7 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     const floatX* dfc2 = branch_backward(p, fc2, m.a.branch_out, dmlp, s.fc2);
 
     const floatX* all_dfc2 = gather_from_sequence_parallel(p, dfc2, p.local_rows(), C);
-    const ExpertRows dout = {gather_for_experts(p, b, s, all_dfc2), routing.choices, shape.K};
+    const ExpertRows dout = rows_for_experts(p, b, s, all_dfc2);
     expert_layer_backward(p, fc2, dact, dout, {s.act.bf16}, routing);
     reduce_drouting(p, b, s, [&](real* drouting) {
         be::expert_activation_backward(p.ctx, dfc1, drouting, dact, s.fc1, routing, shape, fc2.in, m.c.activation);
@@ -483,8 +476,7 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     const floatX* all_inp = reads_inp ? gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C) : nullptr;
     if (fc1.dw) add_router_gradient(p, b.router, m.a.dlogits, all_inp, p.mixture());
     if (fc1.dw && b.shared.exists()) shared_weights_backward(p, b.shared, all_inp);
-    const floatX* const rows_of_inp = reads_inp ? gather_for_experts(p, b, s, all_inp) : nullptr;
-    expert_layer_backward(p, fc1, drows, {dfc1}, {rows_of_inp, routing.choices, shape.K}, routing);
+    expert_layer_backward(p, fc1, drows, {dfc1}, rows_for_experts(p, b, s, all_inp), routing);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
     reduce_from_experts(p, b, s, all_dinp, [&](floatX* sums) { be::expert_combine(p.ctx, sums, drows, routing, shape, C); });
     be::router_backward_input(p.ctx, all_dinp, m.a.dlogits, b.router.w, p.mixture(), C);

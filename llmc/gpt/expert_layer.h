@@ -31,10 +31,13 @@ inline void expert_layer_backward(const Pass& p, const Linear& l, floatX* dinp, 
         p.m.lora.experts_backward(p.ctx, *l.lora, dinp, dout, inp, routing, shape, p.adapter_dropout(l), acc_of_products(p));
 }
 
+// The rows that the experts of this rank process, from `own` (N, C); null stays null.
+inline ExpertRows rows_for_experts(const Pass& p, const Block& b, const MlpActivations& s, const floatX* own) {
+    return {own ? gather_for_experts(p, b, s, own) : nullptr, routing_of_experts(p, s).choices, p.m.c.mixture.topk};
+}
 inline void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
     const Routing& routing = routing_of_experts(p, s);
-    const ExpertRows rows = {gather_for_experts(p, b, s, all_inp), routing.choices, p.m.c.mixture.topk};
-    expert_layer_forward(p, b.fc1(), s.fc1, rows, {b.fc1().b}, routing);
+    expert_layer_forward(p, b.fc1(), s.fc1, rows_for_experts(p, b, s, all_inp), {b.fc1().b}, routing);
 }
 inline ExpertBias fc2_bias(const Pass& p, const Block& b, const Routing& routing) {
     return {on_first_tp_rank(p, b.fc2().b), routing.weights, routing.choices};
@@ -101,12 +104,22 @@ inline void shared_gate_forward(const Pass& p, const SharedExpert& e, const Rout
     be::router_logits(p.ctx, gate.logits, all_inp, e.gate.w, nullptr, shape_of_gate(p), p.m.c.C);
     be::route(p.ctx, gate, shape_of_gate(p), gate_rule);
 }
+inline void shared_hidden_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s,
+                                  const floatX* all_inp) {
+    shared_fc1_forward(p, e, s, all_inp);
+    shared_gate_forward(p, e, s.gate, all_inp);
+    shared_activation_forward(p, e, s);
+}
 // sum += x, with x computed in the memory of the experts' outputs.
 template <class Compute>
 inline void add_shared(const Pass& p, floatX* sum, Compute compute) {
     floatX* const x = p.m.a.expert_rows;
     compute(x);
     be::residual_forward(p.ctx, sum, sum, x, (size_t)p.N() * p.m.c.C);
+}
+inline void add_shared_output(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s, floatX* sum) {
+    const Linear& l = e.fc2;
+    add_shared(p, sum, [&](floatX* x) { be::linear_forward(p.ctx, x, s.act, l.w, nullptr, p.N(), l.in, l.out); });
 }
 
 // From dout, the gradient of the mixture's output: the gradients of fc2's weight, of fc1's output, and of the gate's logits.
