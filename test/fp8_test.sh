@@ -138,7 +138,7 @@ expect "of the steps after" near_losses one more 8 0.01
 expect "a width that is no multiple of 16: refused" refused train 1 gpt2 x --fp8 hybrid --hidden-size 72
 says "says which" "multiples of 16; the width is 72"
 expect "rows that are none: refused" refused train 1 gpt2 x --fp8 hybrid --seq-length 41
-says "says which" "rows (micro-batch-size x seq-length) is 82"
+says "says which" "rows (--micro-batch-size x --seq-length) is 82"
 expect "all layers in bf16: refused" refused train 1 gpt2 x --fp8 hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 3
 says "says so" "keeps all 3 layers in bf16"
 expect "another format: refused" refused train 1 gpt2 x --fp8 int8

@@ -484,13 +484,13 @@ expect "to the end" test -e killed/step_00000012
 # An error is reported once, with the arithmetic, and ends all ranks.
 once() { [[ $(grep -c "$1" out.txt) == 1 ]]; }
 expect "4 ranks, tp 3: refused" refused train 4 x --tp 3
-says "the arithmetic" "4 ranks cannot be divided by tensor-model-parallel-size 3 x pipeline-model-parallel-size 1 = 3"
+says "the arithmetic" "4 ranks cannot be divided by --tensor-model-parallel-size 3 x --pipeline-model-parallel-size 1 = 3"
 cp out.txt said.txt
 expect "said once" test "$(grep -c "cannot be divided" said.txt)" == 1
 expect "heads that tp does not divide: refused" refused train 3 x --tp 3
 says "which" "does not divide the model's 4 attention heads"
 expect "a global batch that does not fit: refused" refused train 4 x --global-batch-size 12
-says "says what would" "12 is not divisible by micro-batch-size 2 x 4 data-parallel ranks = 8"
+says "says what would" "12 is not divisible by --micro-batch-size 2 x 4 data-parallel ranks = 8"
 expect "more stages than layers: refused" refused train 4 x --pp 4 --vpp 2
 says "says why" "4 layers"
 expect "micro-batches that vpp cannot take: refused" refused train 2 x --pp 2 --vpp 2 --global-batch-size 6

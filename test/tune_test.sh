@@ -84,7 +84,7 @@ refuses() { # NAME PATTERN OPTIONS...
     expect "$name: refused" refused "$program" tune "$@" --out refused
     says "$name: says so" "$pattern"
 }
-refuses "a world that tp does not divide" "64 ranks cannot be divided by tensor-model-parallel-size 3" "${run[@]}" --world 64 --tp 3
+refuses "a world that tp does not divide" "64 ranks cannot be divided by --tensor-model-parallel-size 3" "${run[@]}" --world 64 --tp 3
 refuses "a micro-batch that divides nothing" "a global batch that micro-batches do not divide" "${run[@]}" --world 64 --micro-batch-size 7
 refuses "too little memory" "closest layout needs .* on its fullest rank, which has 1.00 GiB: --tp .* more GPUs" "${run[@]}" --world 64 --device-memory-gib 1
 refuses "too little memory here" "closest layout needs 1.*GiB on its fullest rank, which has [0-9.]* [MK]iB: --tp .* HINT: a smaller model" --preset gpt2-124m --vocab-size 50257 --train-iters 9 --global-batch-size 4 --threads 2 --device-memory-gib 0.9
@@ -161,7 +161,7 @@ refuses "a bound of training" "max-latency requires --inference" "${run[@]}" --w
 refuses "measuring without a model" "HINT: --model DIR" --preset llama-tiny "${writes[@]}" --trials 1
 refuses "no room for a prompt" "leaves no room for a prompt" --preset llama2-7b "${writes[@]}" --world 8 --max-new-tokens 1024
 refuses "a context of one token" "leaves no room for a prompt" --preset llama2-7b "${writes[@]}" --world 8 --seq-length 1
-refuses "a layout that divides no ranks" "8 ranks cannot be divided by tensor-model-parallel-size 3" --preset llama2-7b "${writes[@]}" --world 8 --tp 3
+refuses "a layout that divides no ranks" "8 ranks cannot be divided by --tensor-model-parallel-size 3" --preset llama2-7b "${writes[@]}" --world 8 --tp 3
 refuses "more stages than layers" "more pipeline stages than layers" --preset llama2-7b "${writes[@]}" --world 33 --pp 33
 expect "no memory is named where none was planned" refused grep -w inf out.txt
 refuses "FP8, which is of training" "HINT: omit one of them" --preset llama2-7b "${writes[@]}" --world 8 --fp8-format e4m3

@@ -86,8 +86,8 @@ private:
 inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp, int ep, int cp = 1) {
     if (const int64_t model = (int64_t)tp * pp * cp, below = world / model * model; below != world)
         fail_usage(
-            "%d rank%s cannot be divided by tensor-model-parallel-size %d x %spipeline-model-parallel-size %d = %lld; HINT: %s",
-            world, world == 1 ? "" : "s", tp, cp > 1 ? format("context-parallel-size %d x ", cp).c_str() : "", pp,
+            "%d rank%s cannot be divided by --tensor-model-parallel-size %d x %s--pipeline-model-parallel-size %d = %lld; HINT: %s",
+            world, world == 1 ? "" : "s", tp, cp > 1 ? format("--context-parallel-size %d x ", cp).c_str() : "", pp,
             (long long)model,
             world == 1 ? format("start it with mpirun -n %lld", (long long)model).c_str()
                        : format("%s%lld ranks, or sizes whose product divides %d",
@@ -95,7 +95,7 @@ inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp, int ep, int 
                              .c_str());
     const int dp = world / (tp * pp);
     if (dp % ep)
-        fail_usage("expert-model-parallel-size %d does not divide the %d data-parallel rank%s; HINT: choose a divisor of %d",
+        fail_usage("--expert-model-parallel-size %d does not divide the %d data-parallel rank%s; HINT: choose a divisor of %d",
                    ep, dp, dp == 1 ? "" : "s", dp);
     Mesh mesh;
     mesh.world = {world, rank};
@@ -126,8 +126,8 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
     if (tp == 1) return;
     const auto divides = [&](int n, const char* what) {
         if (n % tp == 0) return;
-        fail_usage("tensor-model-parallel-size %d does not divide the model's %d %s; HINT: choose a divisor of %d", tp, n, what,
-                   n);
+        fail_usage("--tensor-model-parallel-size %d does not divide the model's %d %s; HINT: choose a divisor of %d", tp, n,
+                   what, n);
     };
     divides(c.NH, "attention heads");
     if (c.mixtures() < c.L) divides(c.F, "feed-forward columns");
@@ -135,7 +135,7 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
     divides(c.mixture.shared, "feed-forward columns of the shared expert");
     if (c.NKV % tp && tp % c.NKV)
         fail_usage(
-            "tensor-model-parallel-size %d and num-query-groups %d: one must divide the other, so that each rank holds whole "
+            "--tensor-model-parallel-size %d and --num-query-groups %d: one must divide the other, so that each rank holds whole "
             "key/value heads",
             tp, c.NKV);
     if (sequence_parallel && rows % tp)
@@ -164,7 +164,7 @@ inline void check_expert_parallel(const ModelConfig& c, int ep) {
     if (!c.mixture.on())
         fail_usage("--expert-model-parallel-size %d requires --num-experts, a mixture of experts; HINT: omit it", ep);
     if (c.mixture.experts % ep)
-        fail_usage("expert-model-parallel-size %d does not divide the model's %d experts; HINT: choose a divisor of %d", ep,
+        fail_usage("--expert-model-parallel-size %d does not divide the model's %d experts; HINT: choose a divisor of %d", ep,
                    c.mixture.experts, c.mixture.experts);
     for (const std::string& module : c.lora.modules)
         if (module.find(".experts.") != std::string::npos && c.lora.dropout > 0)

@@ -201,18 +201,18 @@ inline ModelConfig canonical(ModelConfig c) {
 inline void check_rope(const ModelConfig& c) {
     using Type = RopeScaling::Type;
     const RopeScaling& s = c.rope_scaling;
-    refuse_value<Error>(!(c.rotary_fraction > 0 && c.rotary_fraction <= 1), "rotary-percent", c.rotary_fraction,
+    refuse_value<Error>(!(c.rotary_fraction > 0 && c.rotary_fraction <= 1), "--rotary-percent", c.rotary_fraction,
                         "above 0 and at most 1");
     if (c.rotated() % 2 || c.rotated() == 0)
         fail(
-            "head size %d (hidden-size %d / heads %d, or kv-channels): %d of its dimensions would be rotated; rotary "
+            "head size %d (--hidden-size %d / heads %d, or --kv-channels): %d of its dimensions would be rotated; rotary "
             "positions need an even number above 0",
             c.HS(), c.C, c.NH, c.rotated());
-    refuse_value<Error>(!(c.rope_base >= 1), "rotary-base", c.rope_base, "at least 1");
+    refuse_value<Error>(!(c.rope_base >= 1), "--rotary-base", c.rope_base, "at least 1");
     const real local = c.local_rope_base;
-    refuse_value<Error>(local != 0 && !(local >= 1), "rotary-base-local", local, "at least 1");
+    refuse_value<Error>(local != 0 && !(local >= 1), "--rotary-base-local", local, "at least 1");
     if (s.type == Type::none) return;
-    refuse_value<Error>(!(s.factor >= 1e-3 && s.factor <= 1e6), "rope-scaling-factor", s.factor, "between 0.001 and 1000000");
+    refuse_value<Error>(!(s.factor >= 1e-3 && s.factor <= 1e6), "--rope-scaling-factor", s.factor, "between 0.001 and 1000000");
     if (const double grown = rope_attention_factor(s); !(grown >= 1e-6 && grown <= 1e6))
         fail("rope scaling multiplies cos and sin by %g; it must be between 1e-06 and 1000000", grown);
     if (s.type != Type::linear && s.original <= 0)
@@ -221,7 +221,7 @@ inline void check_rope(const ModelConfig& c) {
         fail("rope scaling llama3: low_freq_factor %g must be above 0 and below high_freq_factor %g", s.low_freq_factor,
              s.high_freq_factor);
     if (s.type == Type::yarn && !(s.beta_slow > 0 && s.beta_slow <= s.beta_fast && c.rope_base > 1))
-        fail("rope scaling yarn: beta_slow %g must be above 0 and at most beta_fast %g, and rotary-base %g above 1",
+        fail("rope scaling yarn: beta_slow %g must be above 0 and at most beta_fast %g, and --rotary-base %g above 1",
              s.beta_slow, s.beta_fast, c.rope_base);
     if (s.type != Type::longrope) return;
     for (const std::vector<double>* list : {&s.short_factor, &s.long_factor}) {
@@ -238,33 +238,33 @@ inline void check_mixture(const ModelConfig& c) {
     const MixtureConfig& m = c.mixture;
     if (m.experts > 16384) fail("the model has %d experts; it must have at most 16384", m.experts);
     if (m.topk < 1 || m.topk > m.experts)
-        fail("moe-router-topk is %d; it must be between 1 and num-experts, %d", m.topk, m.experts);
+        fail("--moe-router-topk is %d; it must be between 1 and --num-experts, %d", m.topk, m.experts);
     if (!(m.scale >= 1e-6 && m.scale <= 1e6))
-        fail("moe-router-topk-scaling-factor is %g; it must be between 1e-06 and 1000000", m.scale);
+        fail("--moe-router-topk-scaling-factor is %g; it must be between 1e-06 and 1000000", m.scale);
     if (m.groups < 1 || m.groups > 32 || m.experts % m.groups)
-        fail("moe-router-num-groups is %d; it must divide num-experts, %d, and be between 1 and 32", m.groups, m.experts);
+        fail("--moe-router-num-groups is %d; it must divide --num-experts, %d, and be between 1 and 32", m.groups, m.experts);
     if (m.group_topk < 1 || m.group_topk > m.groups || m.topk % m.group_topk || m.topk / m.group_topk > m.experts / m.groups)
         fail(
-            "moe-router-group-topk is %d; it must be at most moe-router-num-groups, %d, and divide moe-router-topk, %d, into "
+            "--moe-router-group-topk is %d; it must be at most --moe-router-num-groups, %d, and divide --moe-router-topk, %d, into "
             "at most %d experts of a group",
             m.group_topk, m.groups, m.topk, m.experts / m.groups);
     if (m.bias && !m.sigmoid)
         fail(
             "expert biases need sigmoid scores, as in Megatron-LM; HINT: --moe-router-score-function sigmoid, or "
             "--no-moe-router-enable-expert-bias");
-    refuse_value<Error>(m.width < 0 || m.width > 1 << 22, "moe-ffn-hidden-size", m.width,
+    refuse_value<Error>(m.width < 0 || m.width > 1 << 22, "--moe-ffn-hidden-size", m.width,
                         "between 1 and " + std::to_string(1 << 22));
-    refuse_value<Error>(m.shared < 0 || m.shared > 1 << 22, "moe-shared-expert-intermediate-size", m.shared,
+    refuse_value<Error>(m.shared < 0 || m.shared > 1 << 22, "--moe-shared-expert-intermediate-size", m.shared,
                         "between 0 and " + std::to_string(1 << 22));
     if ((int64_t)m.experts * std::max(c.F1(c.expert_width()), c.C) > INT_MAX)
         fail("%d experts of width %d: the matrices of a layer's experts have more than %d rows", m.experts, c.expert_width(),
              INT_MAX);
     if (c.mlp_bias && m.shared)
         fail(
-            "moe-shared-expert-intermediate-size %d: shared experts have no biases; HINT: --disable-bias-linear, or "
+            "--moe-shared-expert-intermediate-size %d: shared experts have no biases; HINT: --disable-bias-linear, or "
             "--no-add-mlp-bias",
             m.shared);
-    if (c.parallel()) fail("norm-place parallel and a mixture of experts cannot be combined; HINT: --norm-place before");
+    if (c.parallel()) fail("--norm-place parallel and a mixture of experts cannot be combined; HINT: --norm-place before");
 }
 
 inline void check_config(const ModelConfig& c) {
@@ -273,33 +273,34 @@ inline void check_config(const ModelConfig& c) {
         int value, most;  // far above any model; these limits keep all sizes within 64 bits
     };
     const Size sizes[] = {
-        {"num-layers", c.L, 10000},           {"hidden-size", c.C, 1 << 20},     {"num-attention-heads", c.NH, 1 << 20},
-        {"num-query-groups", c.NKV, 1 << 20}, {"ffn-hidden-size", c.F, 1 << 22}, {"seq-length", c.T, 1 << 24},
-        {"vocab-size", c.V, 1 << 24}};
+        {"--num-layers", c.L, 10000},           {"--hidden-size", c.C, 1 << 20},     {"--num-attention-heads", c.NH, 1 << 20},
+        {"--num-query-groups", c.NKV, 1 << 20}, {"--ffn-hidden-size", c.F, 1 << 22}, {"--seq-length", c.T, 1 << 24},
+        {"--vocab-size", c.V, 1 << 24}};
     for (const auto& [name, value, most] : sizes) {
-        refuse_value<Error>(value <= 0, "the model's " + name, value, "at least 1", "--preset, --model or --" + name);
-        refuse_value<Error>(value > most, "the model's " + name, value, "at most " + std::to_string(most));
+        refuse_value<Error>(value <= 0, name, value, "at least 1", "--preset, --model or " + name);
+        refuse_value<Error>(value > most, name, value, "at most " + std::to_string(most));
     }
     if (!c.head_size && c.C % c.NH)
-        fail("hidden-size %d is not divisible by num-attention-heads %d; every head needs the same size. HINT: --kv-channels N",
-             c.C, c.NH);
+        fail(
+            "--hidden-size %d is not divisible by --num-attention-heads %d; every head needs the same size. HINT: --kv-channels N",
+            c.C, c.NH);
     if (c.NH % c.NKV)
         fail(
-            "num-attention-heads %d is not divisible by num-query-groups %d; each key/value head serves the same number of "
+            "--num-attention-heads %d is not divisible by --num-query-groups %d; each key/value head serves the same number of "
             "query heads",
             c.NH, c.NKV);
     if (c.HS() > 256 || c.HS() < 1)
-        fail("head size %d (hidden-size %d / heads %d, or kv-channels) is not between 1 and 256, which attention supports",
+        fail("head size %d (--hidden-size %d / heads %d, or --kv-channels) is not between 1 and 256, which attention supports",
              c.HS(), c.C, c.NH);
     const auto within = [](const char* name, double value, double low, double high) {
         refuse_value<Error>(!(value >= low && value <= high), name, value, format("between %g and %g", low, high));
     };
-    refuse_value<Error>(!(c.eps >= 1e-30 && c.eps <= 1), "norm-epsilon", c.eps, "above 0 and at most 1");
+    refuse_value<Error>(!(c.eps >= 1e-30 && c.eps <= 1), "--norm-epsilon", c.eps, "above 0 and at most 1");
     if (c.attention_scale != 0) within("the factor of attention scores", c.attention_scale, 1e-6, 1e6);
-    if (c.attention_softcap != 0) within("attn-logit-softcapping", c.attention_softcap, 0.01, 1e6);
-    if (c.logit_softcap != 0) within("final-logit-softcapping", c.logit_softcap, 0.01, 1e6);
-    within("embedding-scale", c.embedding_scale, 1e-6, 1e6);
-    within("window-size", c.window, 0, 1 << 28);
+    if (c.attention_softcap != 0) within("--attn-logit-softcapping", c.attention_softcap, 0.01, 1e6);
+    if (c.logit_softcap != 0) within("--final-logit-softcapping", c.logit_softcap, 0.01, 1e6);
+    within("--embedding-scale", c.embedding_scale, 1e-6, 1e6);
+    within("--window-size", c.window, 0, 1 << 28);
     for (const double rate : {c.embedding_dropout, c.attention_dropout, c.hidden_dropout}) within("dropout", rate, 0, 0.99);
     if (c.position == Position::rope) check_rope(c);
     if (c.mixture.on()) check_mixture(c);

@@ -21,7 +21,7 @@ inline constexpr const char* recompute_words[] = {"none", "selective", "mlp", "f
 static_assert(std::size(recompute_words) == (size_t)Recompute::inference);
 inline Recompute recompute_policy(const std::string& name) {
     const auto found = std::find(std::begin(recompute_words), std::end(recompute_words), name);
-    refuse_value<Error>(found == std::end(recompute_words), "recompute-granularity", name, "none, selective, mlp or full");
+    refuse_value<Error>(found == std::end(recompute_words), "--recompute-granularity", name, "none, selective, mlp or full");
     return (Recompute)(found - std::begin(recompute_words));
 }
 

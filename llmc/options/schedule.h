@@ -228,7 +228,7 @@ inline void read_batches(Schedule& s, const TrainOptions& o, int replicas) {
     s.final_batch = o.global_batch_size ? o.global_batch_size : micro;
     if (const int64_t below = s.final_batch / micro * micro; below != s.final_batch)
         fail_usage(
-            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest "
+            "--global-batch-size %lld is not divisible by --micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest "
             "%s",
             (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro,
             below ? format("are %lld and %lld", (long long)below, (long long)below + micro).c_str()
@@ -248,11 +248,11 @@ inline void read_rampup(Schedule& s, const TrainOptions& o) {
     }
     const int64_t grow = s.final_batch - s.rampup.start;
     if (grow < 0 || grow % s.rampup.increment)
-        fail_usage("--rampup-batch-size: global-batch-size %lld - start %lld = %lld is not a multiple of the increment %lld",
+        fail_usage("--rampup-batch-size: --global-batch-size %lld - start %lld = %lld is not a multiple of the increment %lld",
                    (long long)s.final_batch, (long long)s.rampup.start, (long long)grow, (long long)s.rampup.increment);
     if (s.rampup.start % s.micro_batch || s.rampup.increment % s.micro_batch)
         fail_usage(
-            "--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld; HINT: "
+            "--rampup-batch-size: start %lld and increment %lld must be multiples of --micro-batch-size x ranks = %lld; HINT: "
             "--no-rampup-batch-size uses full batches from the start",
             (long long)s.rampup.start, (long long)s.rampup.increment, (long long)s.micro_batch);
     refuse_together(o.train_iters, "--rampup-batch-size", "--train-iters", "its length is in --train-samples",
@@ -267,7 +267,7 @@ inline void check_pipeline(const Schedule& s, const TrainOptions& o) {
         if (problem.empty()) continue;
         if (!s.rampup.samples) fail_usage("%s", problem.c_str());
         fail_usage(
-            "--rampup-batch-size reaches a global batch of %lld, for which %s; with START, INCREMENT and global-batch-size "
+            "--rampup-batch-size reaches a global batch of %lld, for which %s; with START, INCREMENT and --global-batch-size "
             "multiples of %lld every size of the ramp-up fits",
             (long long)size, problem.c_str(), (long long)s.micro_batch * pp);
     }

@@ -676,8 +676,8 @@ inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o
     check((int64_t)n.NHl * c.HS(), "a rank's part of the heads");
     check(c.F / part.tp.size, "a rank's part of the feed-forward width");
     check((int64_t)o.micro_batch_size * (o.seq_length + o.prompt_tokens),
-          o.prompt_tokens ? "the number of rows (micro-batch-size x (seq-length + prompt-tokens))"
-                          : "the number of rows (micro-batch-size x seq-length)");
+          o.prompt_tokens ? "the number of rows (--micro-batch-size x (--seq-length + --prompt-tokens))"
+                          : "the number of rows (--micro-batch-size x --seq-length)");
     std::vector<char> blocks;
     for (const int layer : part.layers) blocks.push_back(layer >= first && layer < last);
     return blocks;

@@ -434,7 +434,7 @@ inline Plan begin_plan(const PlanInput& in) {
     const int dp = p.mesh.samples.size;
     if (in.global_batch % ((int64_t)in.B * dp))
         fail(
-            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose a "
+            "--global-batch-size %lld is not divisible by --micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose a "
             "multiple",
             (long long)in.global_batch, in.B, dp, (long long)in.B * dp);
     p.micro_batches = in.global_batch / in.B / dp;
