@@ -85,6 +85,8 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-router-load-balancing-type", "none", "--moe-aux-loss-coeff", "0.1"}, {"0.1", "none", "HINT"}},
         {{"--moe-router-topk", "9"}, {"--moe-router-topk is 9", "--num-experts, 8"}},
         {{"--moe-router-topk", "1"}, {"--moe-router-topk 1", "HINT: --moe-router-pre-softmax"}},
+        {{"--num-experts", "1", "--moe-router-pre-softmax"}, {"--num-experts 1", "softmax", "learns nothing", "HINT"}},
+        {{"--num-experts", "1"}, {"--num-experts 1", "softmax", "HINT"}},
         {{"--moe-router-pre-softmax", "--moe-router-score-function", "sigmoid"}, {"pre-softmax", "sigmoid", "HINT"}},
         {{"--moe-router-dtype", "fp64"}, {"fp64", "only fp32"}},
         {{"--moe-layer-freq", "0"}, {"--moe-layer-freq is '0'", "[0]*1+[1]*23"}},

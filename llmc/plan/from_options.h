@@ -212,6 +212,9 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
                    "--moe-router-group-topk");
     refuse_without(o.moe_router_group_topk && m.groups == 1, "--moe-router-group-topk", "--moe-router-num-groups");
     refuse_together(pre_softmax && m.sigmoid, "--moe-router-pre-softmax", "--moe-router-score-function sigmoid");
+    refuse_together(o.num_experts && m.experts == 1 && !m.sigmoid, "--num-experts 1", "a softmax over the experts",
+                    "of one expert it is always 1, and the router learns nothing",
+                    "--num-experts 2 or more, or --moe-router-score-function sigmoid");
     refuse_together((o.num_experts || o.moe_router_topk) && m.topk == 1 && m.normalize, "--moe-router-topk 1",
                     "a softmax over the chosen experts", "of one expert it is always 1, and the router learns nothing",
                     "--moe-router-pre-softmax");
