@@ -140,9 +140,10 @@ ModelConfig llama(const char* preset) {
 
 // Each published step, its source and the plan's error in percent: negative where the plan is too fast. Efficiencies are this
 // program's own on H100, and on A100 the one of Megatron-LM's layer above, at other widths about as on H100. Errors above 8%
-// remain unexplained: programs differ. MT-NLG's run reached 126 TFLOP/s per GPU, Megatron-LM's own 530B run on 2,520 GPUs 163
-// (arXiv:2104.04473): its three steps fit 0.196 s per micro-batch, 10% above the plan, and 6 s more per step. On H100 this
-// program's layers are faster than LLM-jp's Megatron-LM and NeMo's models from 5B to 13B.
+// are other programs' (llmc/PARALLEL.md has the arithmetic): MT-NLG's three steps fit 0.196 s per micro-batch, 10% above the
+// plan, and 6 s per step, where Megatron-LM takes 0.168 s per micro-batch of the same model in the same layout; it reached 163
+// TFLOP/s per GPU on 2,520 (arXiv:2104.04473), MT-NLG 126. LLM-jp's run has 40% of an H100's peak, Megatron-LM's own
+// benchmarks 47%. This program's layers are faster than NeMo's in models from 5B to 13B.
 TEST(PlannerPublished, Steps) {
     // Its script runs on Google Cloud's A3, 4 ports of 200 Gb/s per node, and does not overlap gradients.
     PlanInput llm_jp = on_h100(config_from_preset("llm-jp-172b"), 4096, 512, 4, 16, 1, 1, 1728, false);
