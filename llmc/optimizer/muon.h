@@ -25,11 +25,12 @@
 // product after X X^T: (a I + b A + c A^2) X with A = X X^T, or with A = X^T X from the right if X has more rows than columns.
 //
 // Ranks. With ZeRO-1 each matrix belongs to one data-parallel rank (shard.h), which has all of its weights and momentum and is
-// the only one to update it: given the same gradients, the bits are the same for any number of data-parallel ranks, and no
-// more is sent than with AdamW. A matrix sharded by tensor parallelism is gathered on one tp rank, which sends back the shards
-// of the result; the tp ranks take turns, so that each works on another matrix. This is exact, too, and moves 4 bytes per
-// element; summing X X^T over the ranks in every step would move 10 min(m, n)^2 / (m n) times 2 bytes, and add in another
-// order.
+// the only one to update it: given the same gradients and algorithms of products, the bits are the same for any number of
+// data-parallel ranks, and no more is sent than with AdamW. Without ZeRO each rank computes the whole update, so a GPU then
+// times no algorithms (gpu/README.md): the bits are those of ZeRO-1 with --gemm-cache none. A matrix sharded by tensor
+// parallelism is gathered on one tp rank, which sends back the shards of the result; the tp ranks take turns, so that each
+// works on another matrix. This is exact, too, and moves 4 bytes per element; summing X X^T over the ranks in every step would
+// move 10 min(m, n)^2 / (m n) times 2 bytes, and add in another order.
 // Cost per step: 5 (4 m n k + 2 k^3) FLOPs with k = min(m, n), on one rank of the data- and tensor-parallel ones. With blocks
 // of width C (F = 4 C) that is 25 C per parameter, against 6 per parameter and token of forward and backward passes: 3% of a
 // step for C = 4096 and half a million tokens on one rank, and divided by the ranks that share the matrices.
