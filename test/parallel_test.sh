@@ -30,13 +30,23 @@ near() { near_losses "$1" "$2" "$3" 0.01; }
 same() { cmp "$1/latest/training/$3.safetensors" "$2/latest/training/$3.safetensors"; }
 everything_same() { same "$1" "$2" exp_avg && same "$1" "$2" exp_avg_sq && cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
 
+# layouts NAME ONE STEM OPTION... -- LAYOUT...: trains with the options on each layout, "RANKS OPTIONS", into "STEM LAYOUT". Its
+# losses must equal the run ONE's, in the last 5 steps if it resumes from step 3.
+layouts() {
+    local what=$1 one=$2 stem=$3 layout n options shared=()
+    shift 3
+    while [[ $1 != -- ]]; do shared+=("$1") && shift; done
+    shift
+    for layout in "$@"; do
+        read -r n options <<<"$layout"
+        # shellcheck disable=SC2086
+        expect "$what, $layout" train "$n" "$stem $layout" $options "${shared[@]}"
+        expect "$what, $layout: one rank's losses" near "$one" "$stem $layout" "$([[ "${shared[*]} $layout" == *resume* ]] && echo 5 || echo 8)"
+    done
+}
+
 expect "one rank" train 1 one
-for layout in "2 --tp 2" "2 --zero 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2" "3 --pp 3 --pipeline-layers 1 2 1"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "$layout" train "$n" "run $layout" $options
-    expect "$layout: one rank's losses" near one "run $layout" 8
-done
+layouts "a dense model" one run -- "2 --tp 2" "2 --zero 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2" "3 --pp 3 --pipeline-layers 1 2 1"
 # One layer's MLP is recomputed, including gathers, next to layers with less recomputation: the same bits in the same
 # layout.
 for layout in "2 --tp 2" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"; do
@@ -51,33 +61,16 @@ done
 many=(--norm-place both --qk-layernorm --kv-channels 32 --window-size 9 --window-attn-skip-freq 2 --final-logit-softcapping 8 --softmax-type learnable --hidden-dropout 0.1
     --attention-dropout 0.1)
 expect "many options on one rank" train 1 many "${many[@]}"
-for layout in "2 --zero 1" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "many options, $layout" train "$n" "many $layout" $options "${many[@]}" --check-replicas 4
-    expect "many options, $layout: one rank's losses" near many "many $layout" 8
-done
+layouts "many options" many many "${many[@]}" --check-replicas 4 -- "2 --zero 1" "2 --cp 2" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel"
 # A sample's rows cut over ranks: every kind of mask and position, dropout, validation; checkpoints resume in every layout.
-for layout in "2 --cp 2" "4 --cp 4 --zero 0 --recompute full" "4 --cp 2 --tp 2 --resume one/step_00000003" "4 --cp 2 --pp 2 --vpp 2"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "context parallel, $layout" train "$n" "context $layout" $options --check-replicas 4
-    expect "context parallel, $layout: one rank's losses" near one "context $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
-done
+layouts "context parallel" one context --check-replicas 4 -- "2 --cp 2" "4 --cp 4 --zero 0 --recompute full" "4 --cp 2 --tp 2 --resume one/step_00000003" "4 --cp 2 --pp 2 --vpp 2"
 expect "one rank resumes what cp 4 wrote" train 1 "context one" --resume "context 4 --cp 4 --zero 0 --recompute full/step_00000003"
 expect "and goes on with one rank's losses" near one "context one" 5
 expect "inspect names the layout" "$program" inspect "context 4 --cp 2 --pp 2 --vpp 2"
 says "it" "cp 2, pp 2, vpp 2"
 cut=(--position-embedding-type alibi --reset-attention-mask --reset-position-ids --eod-mask-loss --micro-batch-size 1 --optimizer muon --ema-decay 0.9)
 expect "documents and ALiBi on one rank" train 1 cut "${cut[@]}"
-for layout in "2 --cp 2" "4 --cp 2 --zero 1 --main-grads-dtype bf16"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "documents and ALiBi, $layout" train "$n" "cut $layout" $options "${cut[@]}"
-    expect "documents and ALiBi, $layout: one rank's losses" near cut "cut $layout" 8
-done
-expect "many options, cp 2" train 2 "many context" --cp 2 "${many[@]}"
-expect "many options, cp 2: one rank's losses" near many "many context" 8
+layouts "documents and ALiBi" cut cut "${cut[@]}" -- "2 --cp 2" "4 --cp 2 --zero 1 --main-grads-dtype bf16"
 refuses_context() { # NAME PATTERN OPTIONS...
     local name=$1 pattern=$2
     shift 2
@@ -94,14 +87,9 @@ says "why" "context-parallel-size 3"
 mixture=(--num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 1e-3)
 expect "a mixture on one rank" train 1 mixture "${mixture[@]}"
 # With expert parallelism a rank has some of the experts, for the rows of several ranks.
-for layout in "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel --recompute full" \
-    "2 --ep 2 --resume mixture/step_00000003" "4 --ep 2 --tp 2 --sample-interval 4" "4 --ep 2 --zero 0 --recompute mlp" "3 --ep 3 --global-batch-size 12 --eval-iters 0"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "a mixture, $layout" train "$n" "mixture $layout" $options "${mixture[@]}" --check-replicas 4
-    [[ $layout == *global* ]] && continue
-    expect "a mixture, $layout: one rank's losses" near mixture "mixture $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
-done
+layouts "a mixture" mixture mixture "${mixture[@]}" --check-replicas 4 -- "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" \
+    "4 --tp 4 --no-sequence-parallel --recompute full" "2 --ep 2 --resume mixture/step_00000003" "4 --ep 2 --tp 2 --sample-interval 4" "4 --ep 2 --zero 0 --recompute mlp"
+expect "a mixture on three ranks" train 3 "mixture 3" "${mixture[@]}" --check-replicas 4 --ep 3 --global-batch-size 12 --eval-iters 0
 # Rows sent only to the ranks of their experts: on CPUs the bits of the all-gather.
 for layout in "2 --ep 2" "3 --ep 3 --global-batch-size 12 --eval-iters 0" "4 --ep 2 --tp 2 --recompute selective" "4 --ep 2 --pp 2 --recompute full" "4 --ep 4 --num-experts 4 --zero 0 --recompute mlp"; do
     read -r n options <<<"$layout"
@@ -112,12 +100,7 @@ for layout in "2 --ep 2" "3 --ep 3 --global-batch-size 12 --eval-iters 0" "4 --e
     expect "$layout: both dispatchers give the same bits" everything_same allgather alltoall
     rm -rf allgather alltoall
 done
-for layout in "1" "4 --ep 2 --pp 2"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "$layout resumes what ep 2, tp 2 wrote" train "$n" "mixture from ep to $layout" $options "${mixture[@]}" --resume "mixture 4 --ep 2 --tp 2 --sample-interval 4/step_00000003"
-    expect "$layout: and goes on with one rank's losses" near mixture "mixture from ep to $layout" 5
-done
+layouts "resumed from ep 2, tp 2" mixture "mixture from ep to" "${mixture[@]}" --resume "mixture 4 --ep 2 --tp 2 --sample-interval 4/step_00000003" -- "1" "4 --ep 2 --pp 2"
 # A balance loss of each micro-batch: that of its sequence if there is one, and the same in every layout.
 for type in seq_aux_loss aux_loss; do
     expect "$type, one sequence in a micro-batch" train 1 "one $type" "${mixture[@]}" --moe-router-load-balancing-type $type --micro-batch-size 1 --train-iters 3
@@ -153,34 +136,20 @@ says "why" "lora-dropout is not available with it for adapters on experts, such 
 # The same with a shared expert, after a dense layer of another width: stages of a pipeline have different layers.
 mixture+=(--moe-layer-freq "[0]*1+[1]*3" --moe-ffn-hidden-size 48 --moe-shared-expert-intermediate-size 64 --moe-shared-expert-gate)
 expect "a mixture after a dense layer on one rank" train 1 unequal "${mixture[@]}"
-for layout in "2 --zero 1 --resume unequal/step_00000003" "4 --ep 2 --pp 2" "3 --pp 3 --recompute mlp"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "a mixture after a dense layer, $layout" train "$n" "unequal $layout" $options "${mixture[@]}"
-    expect "a mixture after a dense layer, $layout: one rank's losses" near unequal "unequal $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
-done
+layouts "a mixture after a dense layer" unequal unequal "${mixture[@]}" -- "2 --zero 1 --resume unequal/step_00000003" "4 --ep 2 --pp 2" "3 --pp 3 --recompute mlp"
 # GPT-OSS: each tp rank has some of the bias of fc1, one adds the bias of fc2 times the routing weights, and files stack experts, gate
 # and up in turn, which ranks of ZeRO write in parts.
 oss=(--num-experts 5 --moe-router-topk 3 --ffn-hidden-size 96 --no-swiglu --activation clamped-swiglu --add-qkv-bias --add-proj-bias --add-mlp-bias
     --softmax-type learnable --window-size 9 --window-attn-skip-freq 2 --moe-z-loss-coeff 1e-3)
 expect "GPT-OSS on one rank" train 1 oss "${oss[@]}"
 expect "it is one" grep -q '"gpt_oss"' oss/latest/config.json
-for layout in "2 --zero 1" "2 --tp 2 --resume oss_2___zero_1/step_00000003" "2 --tp 2 --no-sequence-parallel --main-grads-dtype bf16 --recompute mlp"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "GPT-OSS, $layout" train "$n" "oss_${layout//[ -]/_}" $options "${oss[@]}" --check-replicas 4
-    expect "GPT-OSS, $layout: one rank's losses" near oss "oss_${layout//[ -]/_}" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
-done
+layouts "GPT-OSS" oss oss "${oss[@]}" --check-replicas 4 -- "2 --zero 1" "2 --tp 2 --no-sequence-parallel --main-grads-dtype bf16 --recompute mlp"
+layouts "GPT-OSS resumed" oss "oss resumed" "${oss[@]}" --check-replicas 4 --resume "oss 2 --zero 1/step_00000003" -- "2 --tp 2"
 # Biases balance its experts: they follow from the rows of all ranks and micro-batches, and are saved with the model.
 biased=(--num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-bias-update-rate 0.01
     --moe-router-num-groups 3 --moe-router-group-topk 2 --clip-grad 0 --ema-decay 0.9)
 expect "a mixture balanced by biases on one rank" train 1 biased "${biased[@]}"
-for layout in "2 --zero 0 --resume biased/step_00000003" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "balanced by biases, $layout" train "$n" "biased $layout" $options "${biased[@]}" --check-replicas 4
-    expect "balanced by biases, $layout: one rank's losses" near biased "biased $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
-done
+layouts "balanced by biases" biased biased "${biased[@]}" --check-replicas 4 -- "2 --zero 0 --resume biased/step_00000003" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"
 expect "balanced by biases, a pipeline: one rank's bits" everything_same biased "biased 2 --pp 2 --vpp 2"
 expect "resumed on one rank" train 1 "biased again" "${biased[@]}" --resume "biased/step_00000003" --threads 2
 expect "balanced by biases, resumed: the same bits" everything_same biased "biased again"
@@ -228,12 +197,7 @@ expect "one rank's losses" near whole "whole 2" 8
 tuned=(--model roomy --prompt-tokens 8 --prompt-encoder mlp)
 expect "a model with room for virtual tokens" train 1 roomy --max-position-embeddings 48
 expect "virtual tokens on one rank" train 1 virtual "${tuned[@]}"
-for layout in "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1 --check-replicas 4 --sample-interval 4" "2 --tp 2 --no-sequence-parallel --resume virtual/step_00000003"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "virtual tokens, $layout" train "$n" "virtual $layout" $options "${tuned[@]}"
-    expect "virtual tokens, $layout: one rank's losses" near virtual "virtual $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
-done
+layouts "virtual tokens" virtual virtual "${tuned[@]}" -- "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1 --check-replicas 4 --sample-interval 4" "2 --tp 2 --no-sequence-parallel --resume virtual/step_00000003"
 expect "an odd number of them, split by rows, writes no samples: refused" refused train 2 x --tp 2 --sample-interval 4 --model roomy --prompt-tokens 7 --seq-length 39
 says "why" "--sample-interval"
 # Conversations, each preceded by its own virtual tokens; without clipping, so that pipeline stages give one rank's bits.
@@ -241,33 +205,18 @@ for i in $(seq 1 60); do echo "{\"messages\": [{\"role\": \"user\", \"content\":
 expect "conversations" "$program" prepare --input chat.jsonl --output chat --tokenizer tok --chat --chat-template plain
 chat=("${tuned[@]}" --data-path chat --clip-grad 0)
 expect "conversations on one rank" train 1 chat "${chat[@]}"
-for layout in "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1" "2 --zero 0 --recompute full"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "conversations, $layout" train "$n" "chat $layout" $options "${chat[@]}"
-    expect "conversations, $layout: one rank's losses" near chat "chat $layout" 8
-done
+layouts "conversations" chat chat "${chat[@]}" -- "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1" "2 --zero 0 --recompute full"
 expect "conversations, a pipeline: one rank's bits" cmp chat/latest/adapter_model.safetensors "chat 2 --pp 2 --vpp 2/latest/adapter_model.safetensors"
 # Gradients and moments in bf16 are rounded by each element's position in the whole model, on whichever rank. Without
 # clipping, as the norm's order of summation depends on the sharding.
 moments=(--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --clip-grad 0)
 expect "bf16 gradients and moments on one rank" train 1 moments "${moments[@]}"
-for layout in "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "4 --tp 4" "4 --tp 2 --pp 2"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "bf16 gradients and moments, $layout" train "$n" "moments $layout" $options "${moments[@]}" --check-replicas 4
-    expect "bf16 gradients and moments, $layout: one rank's losses" near moments "moments $layout" 8
-done
+layouts "bf16 gradients and moments" moments moments "${moments[@]}" --check-replicas 4 -- "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "4 --tp 4" "4 --tp 2 --pp 2"
 expect "the table says who holds the optimizer's state" grep -q "optimizer state sharded (ZeRO-1)" "moments 2 --zero 1 --ddp-bucket-size 4096/log.jsonl"
 expect "bf16 gradients and moments cut by ZeRO-1 or whole: the same bits" everything_same "moments 2 --zero 1 --ddp-bucket-size 4096" "moments 2 --zero 0"
 # The scales of 8-bit moments do not depend on the sharding.
 eight=(--exp-avg-dtype fp8 --exp-avg-sq-dtype fp8 --clip-grad 0)
-for layout in "1" "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "2 --tp 2"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "8-bit moments, $layout" train "$n" "eight $layout" $options "${eight[@]}" --check-replicas 4
-    expect "8-bit moments, $layout: one rank's losses" near "eight 1" "eight $layout" 8
-done
+layouts "8-bit moments" "eight 1" eight "${eight[@]}" --check-replicas 4 -- "1" "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "2 --tp 2"
 expect "8-bit moments cut by ZeRO-1 or whole: the same bits" everything_same "eight 2 --zero 1 --ddp-bucket-size 4096" "eight 2 --zero 0"
 expect "8-bit moments resume on another layout" train 2 "eight again" --zero 1 --ddp-bucket-size 4096 "${eight[@]}" --resume "eight 2 --zero 0/step_00000003"
 expect "with every bit" everything_same "eight 2 --zero 0" "eight again"
@@ -292,12 +241,7 @@ expect "with one rank's losses" near "muon 1 " "muon elsewhere" 5
 # Lion has one moment: a checkpoint has no exp_avg_sq, and any layout resumes it.
 all_of_lion_same() { same "$1" "$2" exp_avg && cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
 lion=(--optimizer lion --lr 3e-4 --exp-avg-dtype bf16 --clip-grad 0 --check-replicas 4 --ema-decay 0.9)
-for layout in "1" "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "4 --tp 2 --pp 2"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "lion on $layout" train "$n" "lion $layout" $options "${lion[@]}"
-    expect "lion on $layout: one rank's losses" near "lion 1" "lion $layout" 8
-done
+layouts "Lion" "lion 1" lion "${lion[@]}" -- "1" "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "4 --tp 2 --pp 2"
 expect "Lion cut by ZeRO-1 or whole: the same bits" all_of_lion_same "lion 2 --zero 1 --ddp-bucket-size 4096" "lion 2 --zero 0"
 expect "it saves no exp_avg_sq" test ! -e "lion 1/latest/training/exp_avg_sq.safetensors" -a -e "lion 1/latest/training/exp_avg.safetensors"
 expect "Lion resumes on another layout" train 2 "lion again" --zero 1 --ddp-bucket-size 4096 "${lion[@]}" --resume "lion 2 --zero 0/step_00000003"
@@ -458,12 +402,7 @@ done
 
 # Saved by one layout, resumed by others.
 written="run 4 --tp 2 --pp 2"
-for layout in "1 --tp 1" "4 --tp 1" "4 --tp 4" "2 --pp 2"; do
-    read -r n options <<<"$layout"
-    # shellcheck disable=SC2086
-    expect "$layout: resumes what tp 2, pp 2 wrote" train "$n" "resumed $layout" $options --resume "$written/step_00000003"
-    expect "$layout: and goes on with one rank's losses" near one "resumed $layout" 5
-done
+layouts "resumed from tp 2, pp 2" one resumed --resume "$written/step_00000003" -- "1" "4" "4 --tp 4" "2 --pp 2"
 expect "the same layout: resumes" train 4 resumed --tp 2 --pp 2 --resume "$written/step_00000003"
 expect "the same layout: every bit" everything_same "$written" resumed
 expect "inspect finds the checkpoint intact" "$program" inspect "$written/latest"
