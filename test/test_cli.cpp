@@ -274,7 +274,10 @@ TEST(Cli, NamesOfOtherProgramsLeadToOursInAllCommands) {
     expect(answer_of<ServeOptions>("serve", {"--tensor-parallel-size", "2"}), "one process");
     expect(answer_of<EvalOptions>("eval", {"--model_args", "pretrained=run"}), "--tasks");    // lm-eval
     expect(answer_of<TokenizerOptions>("tokenizer", {"--model_prefix", "tok"}), "--output");  // SentencePiece
-    expect(answer_of<ExportOptions>("export", {"--outfile", "x.gguf"}), "--gguf");            // llama.cpp
+    expect(answer_of<TokenizerOptions>("tokenizer", {"--model", "unigram"}), "--type");
+    expect(answer_of<GenerateOptions>("generate", {"--n", "3"}), "--num-samples");     // vLLM
+    expect(answer_of<GenerateOptions>("generate", {"-n", "64"}), "--max-new-tokens");  // llama.cpp
+    expect(answer_of<ExportOptions>("export", {"--outfile", "x.gguf"}), "--gguf");     // llama.cpp
     expect(answer_of<PrepareOptions>("prepare", {"--num-proc", "8"}), "--workers");
     expect(answer_of<CurateOptions>("curate", {"--minhash"}), "--near-duplicates");
     expect(answer_of<ServeOptions>("serve", {"--tls-cert", "x"}), "put a proxy before it");

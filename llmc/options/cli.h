@@ -173,8 +173,8 @@ struct Parser {
     void refuse(const Given& g, const std::string& word) {
         const std::string bare = g.name.substr(std::min(g.name.size(), g.name.find_first_not_of('-')));
         const bool one_dash = has_one_dash(word);
-        std::string advice = advice_on(taker(), one_dash || bare.size() < 3 ? "-" + bare : bare);
-        if (advice.empty()) advice = advice_on(taker(), bare);
+        std::string advice = advice_on(taker(), one_dash ? "-" + bare : bare);  // -n and --n differ
+        if (advice.empty()) advice = advice_on(taker(), one_dash ? bare : "-" + bare);
         if (advice.empty()) advice = advice_on(command, bare);
         const std::string last = bare.substr(bare.rfind('.') + 1);  // litgpt: --train.max_steps
         if (advice.empty() && last != bare) advice = find(last) ? "it is --" + last : advice_on(taker(), last);

@@ -252,7 +252,7 @@ inline const OtherName other_names[] = {
     {"curate", "compression", "the format of the files is --output-format jsonl.zst, jsonl.gz or jsonl"},
     {"tokenizer", "out out-dir output-dir output-path model-prefix model-name save -o",
      "the directory for tokenizer.json is --output"},
-    {"tokenizer", "model-type algorithm", "the algorithm is --type bpe or unigram"},
+    {"tokenizer", "model-type model kind algorithm", "the algorithm is --type bpe or unigram"},
     {"tokenizer", "vocab vocabsize n-vocab vocabulary-size num-tokens -v", "the size of the vocabulary is --vocab-size"},
     {"tokenizer", "special user-defined-symbols control-symbols", "special tokens are --special-tokens"},
     {"tokenizer", "min-freq min-count", "it is --min-frequency"},
