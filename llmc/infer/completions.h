@@ -47,7 +47,7 @@ struct ServedModel {
 
 // A request of /v1/completions or /v1/chat/completions.
 struct CompletionRequest {
-    bool chat = false, streams = false, tells_usage = false;
+    bool chat = false, streams = false, reports_usage = false;
     bool json = false;    // the text is a JSON object
     bool echoes = false;  // the text starts with the prompt
     int logprobs = -1;    // >= 0: log-probabilities of the tokens, and of this many of the most likely ones
@@ -82,7 +82,7 @@ public:
             throw ApiError{400, "this server does not support 'logprobs' with 'stream'", "logprobs", "unsupported_parameter"};
         if (r_.echoes && !r_.stops.empty())
             throw ApiError{400, "this server does not support 'stop' with 'echo'", "echo", "unsupported_parameter"};
-        if (r_.tells_usage && !r_.streams) throw ApiError{400, "stream_options requires stream", "stream_options"};
+        if (r_.reports_usage && !r_.streams) throw ApiError{400, "stream_options requires stream", "stream_options"};
         if (r_.choices() > most_choices)
             throw ApiError{
                 400, format("n and the prompts request %d completions; the maximum is %d", r_.choices(), most_choices), "n"};
@@ -261,7 +261,7 @@ private:
         for (const auto& [key, option] : value.items()) {
             if (key != "include_usage")
                 throw ApiError{400, "unrecognized parameter 'stream_options." + printable(key) + "'", "stream_options"};
-            if (!option.is_null()) r_.tells_usage = flag("stream_options.include_usage", option);
+            if (!option.is_null()) r_.reports_usage = flag("stream_options.include_usage", option);
         }
     }
 

@@ -508,19 +508,19 @@ private:
     // The server-sent events since the last call.
     static std::string events(Request& request) {
         std::string out;
-        const auto tell = [&](Json choices, const Json& usage) {
+        const auto send_part = [&](Json choices, const Json& usage) {
             out += "data: " + json_text(request.answer.object(true, std::move(choices), usage)) + "\n\n";
         };
         for (size_t i = 0; i < request.choices.size(); i++) {
             Request::Choice& choice = request.choices[i];
             const std::string text = choice.text.take();
             if (choice.told || (text.empty() && choice.end.empty())) continue;
-            tell(Json::array({request.answer.part((int)i, text, !choice.begun, choice.end)}), nullptr);
+            send_part(Json::array({request.answer.part((int)i, text, !choice.begun, choice.end)}), nullptr);
             choice.begun = true;
             choice.told = !choice.end.empty();
         }
         if (!ended(request)) return out;
-        if (request.asked.tells_usage) tell(Json::array(), request.usage());
+        if (request.asked.reports_usage) send_part(Json::array(), request.usage());
         return out + "data: [DONE]\n\n";
     }
 

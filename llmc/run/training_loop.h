@@ -74,7 +74,7 @@ public:
     void begin() {
         run_.begin(be::memory_is_host ? "the first step" : "the first step, which times algorithms for products");
         t_.memory_check.remember();
-        settle_length({});
+        fix_length({});
     }
 
     // Goes to the next batch that is not skipped. A skipped batch is a step without update, after which a validation, a sample
@@ -131,7 +131,7 @@ public:
                              stats.rank_time(!be::memory_is_host)},
                             times);
         if (run_.world.size() > 1) log_ranks(stragglers_.add(times, monotonic_seconds()));
-        settle_length(now.length);
+        fix_length(now.length);
         return now;
     }
 
@@ -243,7 +243,7 @@ private:
 
     // With --time-budget: ends the schedule where rank 0 chose to. Until then, samples are ordered further ahead than the next
     // step.
-    void settle_length(const RunLength& chosen) {
+    void fix_length(const RunLength& chosen) {
         Schedule& s = run_.schedule;
         if (!s.open) return;
         if (chosen.steps) {
