@@ -75,13 +75,13 @@ TEST(MixtureConfig, OptionsOfMegatron) {
     EXPECT_EQ(o.moe_aux_loss_coeff, 1e-2);
     EXPECT_EQ(o.moe_z_loss_coeff, 1e-3);
     EXPECT_EQ(layout_of(o).ep, 4);
-    EXPECT_EQ(o.notes.size(), 4u);
+    EXPECT_EQ(o.moe_token_dispatcher_type, "alltoall");
+    EXPECT_EQ(o.notes.size(), 3u);
 }
 
 TEST(MixtureConfig, RefusalsByName) {
     const std::pair<Arguments, Arguments> rows[] = {
-        {{"--moe-router-load-balancing-type", "aux_loss"}, {"seq_aux_loss, none", "HINT", "micro-batch"}},
-        {{"--moe-router-load-balancing-type", "global_aux_loss"}, {"HINT: seq_aux_loss", "not available yet"}},
+        {{"--moe-router-load-balancing-type", "global_aux_loss"}, {"aux_loss, none", "HINT: aux_loss", "not available yet"}},
         {{"--moe-router-load-balancing-type", "none", "--moe-aux-loss-coeff", "0.1"}, {"0.1", "none", "HINT"}},
         {{"--moe-router-topk", "9"}, {"--moe-router-topk is 9", "--num-experts, 8"}},
         {{"--moe-router-topk", "1"}, {"--moe-router-topk 1", "HINT: --moe-router-pre-softmax"}},
@@ -99,8 +99,7 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-pad-expert-input-to-capacity"}, {"never padded"}},
         {{"--moe-token-drop-policy", "position"}, {"requires --moe-expert-capacity-factor"}},
         {{"--moe-expert-capacity-factor", "2", "--dpo-beta", "0.1"}, {"--moe-expert-capacity-factor", "--dpo-beta", "HINT"}},
-        {{"--moe-expert-capacity-factor", "2", "--ep", "2"},
-         {"--moe-expert-capacity-factor", "--expert-model-parallel", "HINT"}},
+        {{"--moe-token-dispatcher-type", "flex"}, {"moe-token-dispatcher-type is 'flex'", "allgather, alltoall"}},
         {{"--add-mlp-bias", "--moe-shared-expert-intermediate-size", "64"}, {"shared experts have no biases", "HINT"}},
         {{"--moe-shared-expert-gate"}, {"--moe-shared-expert-gate requires --moe-shared-expert-intermediate-size"}},
         {{"--n-shared-experts", "2"}, {"--moe-shared-expert-intermediate-size"}},

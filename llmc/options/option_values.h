@@ -32,10 +32,8 @@ inline const OtherValue other_values[] = {
     {"zero", "2 3", "--zero 1 shards the optimizer's state over ranks; there are no higher stages"},
     {"eval-interval", "0", "--eval-iters 0 trains without validation"},
     {"top-k", "-1", "0 is every token"},
-    {"moe-router-load-balancing-type", "aux_loss",
-     "seq_aux_loss balances each sequence, as aux_loss does with one sequence per micro-batch; with more, aux_loss depends on "
-     "the micro-batch size"},
-    {"moe-router-load-balancing-type", "global_aux_loss sinkhorn", "seq_aux_loss; balance over batches is not available yet"},
+    {"moe-router-load-balancing-type", "global_aux_loss sinkhorn",
+     "aux_loss balances each micro-batch, seq_aux_loss each sequence; balance over batches is not available yet"},
     {"optimizer", "adam adamw_torch adamw_torch_fused adamw_8bit paged_adamw", "adamw"},
 };
 inline std::string hint_on_value(const std::string& option, const std::string& value) {
