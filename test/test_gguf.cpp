@@ -60,11 +60,12 @@ TEST(Gguf, DequantizesAsGgufDoes) {
         std::vector<size_t> halves;
         const char* hash;
     };
-    const Golden all[] = {{GgufType::Q8_0, {0}, "346c26eb3569e683"},    {GgufType::Q4_0, {0}, "1465298a76d7625c"},
-                          {GgufType::Q4_1, {0, 2}, "8e2225ec8f8532a4"}, {GgufType::Q5_0, {0}, "8391ac8e47b4f6ea"},
-                          {GgufType::Q5_1, {0, 2}, "78d10149198699a2"}, {GgufType::Q4_K, {0, 2}, "1c980c4e70dfd836"},
-                          {GgufType::Q5_K, {0, 2}, "15fdee48573d6c90"}, {GgufType::Q6_K, {208}, "87675cb35a3be50e"},
-                          {GgufType::F16, {0}, "e7c87b8400253cb4"},     {GgufType::BF16, {}, "a7ca3e543a83a783"}};
+    const Golden all[] = {{GgufType::Q8_0, {0}, "346c26eb3569e683"},        {GgufType::Q4_0, {0}, "1465298a76d7625c"},
+                          {GgufType::Q4_1, {0, 2}, "8e2225ec8f8532a4"},     {GgufType::Q5_0, {0}, "8391ac8e47b4f6ea"},
+                          {GgufType::Q5_1, {0, 2}, "78d10149198699a2"},     {GgufType::Q4_K, {0, 2}, "1c980c4e70dfd836"},
+                          {GgufType::Q5_K, {0, 2}, "15fdee48573d6c90"},     {GgufType::Q6_K, {208}, "87675cb35a3be50e"},
+                          {GgufType::F16, {0}, "e7c87b8400253cb4"},         {GgufType::BF16, {}, "a7ca3e543a83a783"},
+                          {GgufType::MXFP4, {SIZE_MAX}, "986e6d8287e1791c"}};  // the scale is byte 0
     for (const Golden& golden : all) {
         const GgufTypeRow& row = gguf_type(golden.type);
         std::string blocks = pseudo_random_bytes(64 * row.bytes, 1);
@@ -285,6 +286,13 @@ ModelConfig tiny(const std::string& family, bool tied = false) {
         c.attention_softcap = 50;
         c.logit_softcap = 30;
     }
+    if (family == "gpt_oss") {
+        c.head_size = 20;
+        c.window = 4;
+        c.full_interval = 2;
+        c.rope_scaling = {RopeScaling::Type::yarn, 4, 8};
+        c.rope_scaling.truncate = false;
+    }
     if (family == "gemma3_text") {
         c.rope_base = 1e6;
         c.local_rope_base = 10000;
@@ -432,6 +440,34 @@ TEST(GgufModel, MixturesOfTypes) {
     gpt2.NH = gpt2.NKV = 4;
     EXPECT_EQ(types(gpt2, "q4_k_m").at("blk.0.attn_qkv.weight"), GgufType::Q5_K);
     EXPECT_EQ(types(gpt2, "q4_k_m").at("token_embd.weight"), GgufType::Q6_K);
+}
+
+// GPT-OSS's names, as in the package gguf; and its gates and ups, which alternate in the files of transformers.
+TEST(GgufModel, ExpertsOfGptOss) {
+    TemporaryDirectory dir;
+    const ModelConfig c = tiny("gpt_oss");
+    const std::vector<bf16> params = write_tiny(dir / "model", c);
+    run_export(dir / "model", dir / "x.gguf", "f32");
+    const GgufReader file(dir / "x.gguf");
+    EXPECT_EQ(file.metadata().at("general.architecture"), "gpt-oss");
+    for (const char* name : {"attn_norm.weight", "post_attention_norm.weight", "attn_q.bias", "attn_output.bias",
+                             "attn_sinks.weight", "ffn_gate_inp.weight", "ffn_gate_inp.bias"})
+        EXPECT_NE(file.find("blk.1." + std::string(name)), nullptr) << name;
+    const int E = c.mixture.experts, F = c.F;
+    const ParameterTable table(c);
+    for (const TensorSpec& spec : table.rows) {
+        if (spec.name != "blocks.1.fc1_w" && spec.name != "blocks.1.fc1_b") continue;
+        const char* const ending = spec.vector() ? "bias" : "weight";
+        for (const int half : {0, 1}) {
+            const GgufTensor& t = *file.find(format("blk.1.ffn_%s_exps.%s", half ? "up" : "gate", ending));
+            EXPECT_EQ(t.shape, spec.vector() ? (std::vector<int64_t>{E, F}) : (std::vector<int64_t>{E, F, c.C}));
+            std::vector<float> x(t.elements);
+            file.read(t, x.data());
+            const size_t size = x.size() / (size_t)E;
+            for (size_t i = 0; i < x.size(); i++)
+                ASSERT_EQ(x[i], (float)params[spec.offset + (2 * (i / size) + (size_t)half) * size + i % size]) << i;
+        }
+    }
 }
 
 // In narrower types: the numbers' values, and which tensors stay in F32.

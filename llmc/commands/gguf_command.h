@@ -183,8 +183,9 @@ inline bool fits_bf16(const GgufReader& file, const ModelConfig& c, const GgufAr
         bool is_bf16 = true;
         for (const GgufPart& part : gguf_parts(c, a, spec)) {
             const GgufTensor* t = file.find(part.name);
-            if (t && t->type != GgufType::BF16 && t->type != GgufType::F32) return false;
-            is_bf16 &= t && t->type == GgufType::BF16;
+            const bool fits = t && (t->type == GgufType::BF16 || t->type == GgufType::MXFP4);
+            if (t && !fits && t->type != GgufType::F32) return false;
+            is_bf16 &= fits;
         }
         if (is_bf16) continue;
         for (const float x : rows_from_gguf(c, a, file, spec))

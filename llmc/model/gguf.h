@@ -41,7 +41,8 @@ enum class GgufType : uint32_t {
     Q4_K = 12,
     Q5_K = 13,
     Q6_K = 14,
-    BF16 = 30
+    BF16 = 30,
+    MXFP4 = 39
 };
 
 struct GgufTypeRow {
@@ -81,7 +82,7 @@ inline constexpr GgufTypeRow gguf_type_rows[] = {{"F32", 0, 1, 4},
                                                  {"IQ1_M", 29, 0, 0},
                                                  {"TQ1_0", 34, 0, 0},
                                                  {"TQ2_0", 35, 0, 0},
-                                                 {"MXFP4", 39, 0, 0}};
+                                                 {"MXFP4", 39, 32, 17}};
 constexpr const auto& gguf_types() { return gguf_type_rows; }
 // Null for an unknown type.
 constexpr const GgufTypeRow* find_gguf_type(uint32_t id) {
@@ -124,6 +125,11 @@ inline void dequantize_block(GgufType type, const uint8_t* b, float* out) {
     if (type == GgufType::BF16) {
         const uint32_t bits = (uint32_t)(b[0] | b[1] << 8) << 16;
         memcpy(out, &bits, 4);
+    }
+    // The scale first; then 16 bytes, of which the lower halves are the first 16 codes.
+    for (size_t i = 0; type == GgufType::MXFP4 && i < 32; i++) {
+        const char code = (char)(b[1 + i % 16] >> i / 16 * 4 & 15);
+        out[i] = mxfp4_number(&code, (const char*)b, 0);
     }
     const WeightFormat format = gguf_type(type).format;
     visit_gguf_format(format, [&](auto f) {

@@ -4,6 +4,8 @@
 //   pairs     llama.cpp rotates neighbors (2 i, 2 i + 1) of a Llama head, transformers and this program (i, i + HS/2): rows of
 //             queries and keys are reordered so that both rotate the same
 //   plus one  Gemma's norms multiply by 1 + w, and the file stores 1 + w
+// GPT-OSS's experts, whose gates and ups alternate in the files of transformers, have a tensor each for gates, ups and their
+// biases here.
 // Choices that llama.cpp's architecture does not support are refused by name: a configuration is written only if it reads back
 // unchanged.
 #pragma once
@@ -45,6 +47,7 @@ inline const std::vector<GgufArchitecture>& gguf_architectures() {
         {"qwen2moe", "qwen2_moe", false, false, false, 0, 0, true},
         {"qwen3moe", "qwen3_moe", false, false, false, 0, 0, true},
         {"olmoe", "olmoe"},
+        {"gpt-oss", "gpt_oss", false, false, false, 2, 0, true},
         {"smollm3", "smollm3", true},
         {"olmo2", "olmo2", false, false, true, 4},
         {"gptneox", "gpt_neox", false, false, true},
@@ -210,6 +213,7 @@ inline void read_gguf_scaling(const HfReader& in, const GgufArchitecture& a, Mod
     s.original = in.count(key("original_context_length").c_str(), c.T);
     s.beta_fast = number("yarn_beta_fast", s.beta_fast);
     s.beta_slow = number("yarn_beta_slow", s.beta_slow);
+    s.truncate = c.family != "gpt_oss";  // no key has it; llama.cpp itself always truncates
 }
 
 }  // namespace detail
@@ -308,18 +312,19 @@ struct GgufPart {
 
     int matrices() const { return std::max(stack, 1); }
     std::vector<int64_t> shape(const TensorSpec& spec) const {
-        if (spec.vector()) return {rows};
+        if (spec.vector()) return stack ? std::vector<int64_t>{stack, rows} : std::vector<int64_t>{rows};
         return stack ? std::vector<int64_t>{stack, rows, spec.cols} : std::vector<int64_t>{rows, spec.cols};
     }
 };
 
 // The parts of stacked experts; `names`: an expert's matrices, in the order of their rows.
 inline std::vector<GgufPart> expert_parts(const ModelConfig& c, const GgufArchitecture& a, const TensorSpec& spec,
-                                          const std::string& block, const std::vector<const char*>& names) {
+                                          const std::string& block, const std::vector<const char*>& names,
+                                          const std::string& ending) {
     const int E = c.mixture.experts, each = spec.rows / E, rows = each / (int)names.size();
     std::vector<GgufPart> parts;
     for (int i = 0; i < (int)names.size(); i++) {
-        if (!a.split_experts) parts.push_back({block + names[(size_t)i] + "_exps.weight", i * rows, rows, 0, E, each});
+        if (!a.split_experts) parts.push_back({block + names[(size_t)i] + "_exps" + ending, i * rows, rows, 0, E, each});
         for (int e = 0; e < E && a.split_experts; e++)
             parts.push_back({format("%s%s.%d.weight", block.c_str(), names[(size_t)i], e), e * each + i * rows, rows});
     }
@@ -343,6 +348,7 @@ inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitec
                                      {"k_norm", "attn_k_norm"},
                                      {"qkv", "attn_qkv"},
                                      {"proj", "attn_output"},
+                                     {"sinks", "attn_sinks"},
                                      {"router", "ffn_gate_inp"},
                                      {"shared_gate", "ffn_gate_inp_shexp"},
                                      {"shared_fc2", "ffn_down_shexp"},
@@ -360,8 +366,9 @@ inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitec
     const auto part = [&](const char* name, size_t i, int paired_heads) {
         return GgufPart{before + name + ending, spec.hf[i].row, spec.hf[i].rows, paired_heads};
     };
-    if (c.mixture.on() && stem == "fc1") return expert_parts(c, a, spec, before, {"ffn_gate", "ffn_up"});
-    if (c.mixture.on() && stem == "fc2") return expert_parts(c, a, spec, before, {"ffn_down"});
+    if (c.mixture.on() && stem == "fc1") return expert_parts(c, a, spec, before, {"ffn_gate", "ffn_up"}, ending);
+    if (c.mixture.on() && stem == "fc2") return expert_parts(c, a, spec, before, {"ffn_down"}, ending);
+    if (stem == "norm2" && c.family == "gpt_oss") return {part("post_attention_norm", 0, 0)};
     if (stem == "qkv" && spec.hf.size() == 3)
         return {part("attn_q", 0, a.pairs ? c.NH : 0), part("attn_k", 1, a.pairs ? c.NKV : 0), part("attn_v", 2, 0)};
     if (stem == "shared_fc1") return {part("ffn_gate_shexp", 0, 0), part("ffn_up_shexp", 1, 0)};
