@@ -34,11 +34,12 @@ struct Layout {
     int tp, pp, vpp, ep;
     bool sequence_parallel;
     int zero, cp;
+    bool all_to_all() const { return ep > 1 && (zero + pp) % 2; }
     std::string text(int world) const {
         std::string s = format("dp %d, tp %d, pp %d", world / tp / pp / cp, tp, pp);
         if (vpp > 1) s += format(", vpp %d", vpp);
         if (tp > 1) s += sequence_parallel ? ", sequence parallel" : ", without sequence parallelism";
-        if (ep > 1) s += format(", ep %d", ep);
+        if (ep > 1) s += format(", ep %d%s", ep, all_to_all() ? " all to all" : "");
         if (cp > 1) s += format(", cp %d", cp);
         if (world / tp / pp > 1) s += format(", zero %d", zero);
         return s;
@@ -110,8 +111,10 @@ std::vector<Case> cases() {
         biased.mixture = {4, 3};
         biased.activation = Activation::clamped_swiglu;
         biased.sinks = biased.mlp_bias = true;
-        MixtureConfig& mixture =
-            add("olmo2, mixture with a shared expert, dense layers, normuon", "olmo2", 2, false, false, false).mixture;
+        ModelConfig& shared =
+            add("olmo2, mixture with a shared expert, biases, dense layers, normuon", "olmo2", 2, false, false, false);
+        shared.mlp_bias = true;
+        MixtureConfig& mixture = shared.mixture;
         mixture = {4, 3};
         mixture.normalize = false;
         mixture.width = 48;
@@ -269,6 +272,7 @@ public:
             for (int64_t i = 0; i < 2 * data_.n_pairs(); i++) log_p.push_back(-(double)(12 + i * 7 % 11));
             data_.set_reference(log_p);
         }
+        m_.all_to_all = l.all_to_all();
         plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp + l.ep + l.cp - 2) % 4), o_.micro_batch_size, o_.seq_length, 13, {},
                     schedule_.micro_batches());
         allocate(ctx_, m_);

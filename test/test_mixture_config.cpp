@@ -100,7 +100,6 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-token-drop-policy", "position"}, {"requires --moe-expert-capacity-factor"}},
         {{"--moe-expert-capacity-factor", "2", "--dpo-beta", "0.1"}, {"--moe-expert-capacity-factor", "--dpo-beta", "HINT"}},
         {{"--moe-token-dispatcher-type", "flex"}, {"moe-token-dispatcher-type is 'flex'", "allgather, alltoall"}},
-        {{"--add-mlp-bias", "--moe-shared-expert-intermediate-size", "64"}, {"shared experts have no biases", "HINT"}},
         {{"--moe-shared-expert-gate"}, {"--moe-shared-expert-gate requires --moe-shared-expert-intermediate-size"}},
         {{"--n-shared-experts", "2"}, {"--moe-shared-expert-intermediate-size"}},
         {{"--moe-router-enable-expert-bias"}, {"sigmoid", "Megatron-LM", "HINT: --moe-router-score-function sigmoid"}},

@@ -141,6 +141,7 @@ const Variant variants[] = {
      [](ModelConfig& c) {
          c.mixture = {5, 2};
          c.mixture.shared = 28;
+         c.mlp_bias = true;
          c.activation = Activation::gelu;
          c.norm_place = NormPlace::after;
      }},
@@ -151,6 +152,12 @@ const Variant variants[] = {
          c.mixture.width = 12;
          c.mixture.shared = 36;
          c.mixture.dense_layers = {0};
+     }},
+    {"mixture with biases and a gated shared expert", "train_gpt",
+     [](ModelConfig& c) {
+         c.mixture = {5, 2};
+         c.mixture.shared = 20;
+         c.mixture.shared_gate = c.mlp_bias = true;
      }},
     // published families, as far as our options cover them
     {"mistral", "mistral", [](ModelConfig& c) { c.window = 4; }},

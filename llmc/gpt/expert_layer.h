@@ -85,14 +85,14 @@ inline void add_router_gradient(const Pass& p, const Router& router, const real*
 // ---- the shared expert ------------------------------------------------------------------------------------------------------
 
 // The shared expert processes every row: it adds g fc2(act(fc1(x))), where g is 1 or, with a gate, sigmoid(gate x). Like
-// routing weights, g multiplies the activation: the gate is a router, which chooses the one expert that it has.
+// routing weights, g multiplies the activation, and fc2's bias: the gate is a router, which chooses the one expert that it has.
 inline constexpr RouterRule gate_rule = {/*sigmoid*/ true, /*normalize*/ false};
 inline MixtureShape shape_of_gate(const Pass& p) {
     const MixtureShape shape = p.mixture();
     return {shape.B, shape.T, 1, 1};
 }
 inline void shared_fc1_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s, const floatX* all_inp) {
-    be::linear_forward(p.ctx, s.fc1, all_inp, e.fc1.w, nullptr, p.N(), e.fc1.in, e.fc1.out);
+    be::linear_forward(p.ctx, s.fc1, all_inp, e.fc1.w, e.fc1.b, p.N(), e.fc1.in, e.fc1.out);
 }
 inline void shared_activation_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s) {
     const Activation activation = p.m.c.activation;
@@ -110,6 +110,13 @@ inline void shared_hidden_forward(const Pass& p, const SharedExpert& e, const Sh
     shared_gate_forward(p, e, s.gate, all_inp);
     shared_activation_forward(p, e, s);
 }
+inline void shared_fc2_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s, floatX* out) {
+    const Linear& l = e.fc2;
+    const floatX* const bias = on_first_tp_rank(p, l.b);
+    if (!e.gate.w || !bias) return be::linear_forward(p.ctx, out, s.act, l.w, bias, p.N(), l.in, l.out);
+    be::expert_linear_forward(p.ctx, out, {s.act}, l.w, {bias, s.gate.weights, s.gate.choices}, s.gate.groups(shape_of_gate(p)),
+                              l.in, l.out, Acc::Set);
+}
 // sum += x, with x computed in the memory of the experts' outputs.
 template <class Compute>
 inline void add_shared(const Pass& p, floatX* sum, Compute compute) {
@@ -118,8 +125,7 @@ inline void add_shared(const Pass& p, floatX* sum, Compute compute) {
     be::residual_forward(p.ctx, sum, sum, x, (size_t)p.N() * p.m.c.C);
 }
 inline void add_shared_output(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s, floatX* sum) {
-    const Linear& l = e.fc2;
-    add_shared(p, sum, [&](floatX* x) { be::linear_forward(p.ctx, x, s.act, l.w, nullptr, p.N(), l.in, l.out); });
+    add_shared(p, sum, [&](floatX* x) { shared_fc2_forward(p, e, s, x); });
 }
 
 // From dout, the gradient of the mixture's output: the gradients of fc2's weight, of fc1's output, and of the gate's logits.
@@ -127,15 +133,19 @@ inline void shared_output_backward(const Pass& p, const SharedExpert& e, const S
     const Activations& a = p.m.a;
     const Linear& l = e.fc2;
     const Activation activation = p.m.c.activation;
-    if (l.dw) add_gradients(p, l, nullptr, dout, s.act);
+    real* const db = p.cut_rows() ? on_first_tp_rank(p, l.db) : l.db;  // as in fc2_bias_backward
+    if (l.dw) add_gradients(p, l, e.gate.w ? nullptr : db, dout, s.act);
     be::linear_backward_input(p.ctx, a.dact, dout, l.w, p.N(), l.in, l.out);
     if (!e.gate.w) return be::activation_backward(p.ctx, a.dshared_fc1, a.dact, s.fc1, p.N(), l.in, activation);
     const MixtureShape shape = shape_of_gate(p);
     be::expert_activation_backward(p.ctx, a.dshared_fc1, a.drouting, a.dact, s.fc1, s.gate, shape, l.in, activation);
+    const ExpertBias bias = {on_first_tp_rank(p, l.b), s.gate.weights, s.gate.choices};
+    if (db) be::expert_bias_backward(p.ctx, db, {dout}, bias, s.gate.groups(shape), l.out);
+    if (bias.x) be::expert_bias_backward_routing(p.ctx, a.drouting, {dout}, bias, s.gate.groups(shape), l.out);
     be::router_backward(p.ctx, a.dshared_gate, nullptr, a.drouting, s.gate, shape, gate_rule, {});
 }
 inline void shared_weights_backward(const Pass& p, const SharedExpert& e, const floatX* all_inp) {
-    add_gradients(p, e.fc1, nullptr, p.m.a.dshared_fc1, all_inp);
+    add_gradients(p, e.fc1, e.fc1.db, p.m.a.dshared_fc1, all_inp);
     if (e.gate.w) add_router_gradient(p, e.gate, p.m.a.dshared_gate, all_inp, shape_of_gate(p));
 }
 // Adds to dinp.

@@ -343,6 +343,10 @@ inline void bind_linears(Model& m) {
         b.shared.fc1.dw = g.shared_fc1_w;
         b.shared.fc2.w = p.shared_fc2_w;
         b.shared.fc2.dw = g.shared_fc2_w;
+        b.shared.fc1.b = p.shared_fc1_b;
+        b.shared.fc1.db = g.shared_fc1_b;
+        b.shared.fc2.b = p.shared_fc2_b;
+        b.shared.fc2.db = g.shared_fc2_b;
         b.sinks = p.sinks;
         b.dsinks = unused ? unused : g.sinks;
         for (Linear& l : b.linears) {

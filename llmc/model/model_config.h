@@ -259,11 +259,6 @@ inline void check_mixture(const ModelConfig& c) {
     if ((int64_t)m.experts * std::max(c.F1(c.expert_width()), c.C) > INT_MAX)
         fail("%d experts of width %d: the matrices of a layer's experts have more than %d rows", m.experts, c.expert_width(),
              INT_MAX);
-    if (c.mlp_bias && m.shared)
-        fail(
-            "--moe-shared-expert-intermediate-size %d: shared experts have no biases; HINT: --disable-bias-linear, or "
-            "--no-add-mlp-bias",
-            m.shared);
     if (c.parallel()) fail("--norm-place parallel and a mixture of experts cannot be combined; HINT: --norm-place before");
 }
 

@@ -104,7 +104,8 @@ struct BlockParams {
     E *router_w, *router_b;            // (E, C) (E) in a mixture of E experts
     E *fc1_w, *fc1_b;                  // (F1l, C) (F1l); in a mixture (E, F1l, C) (E, F1l), where F is the width of an expert
     E *fc2_w, *fc2_b;                  // (C, Fl) (C); in a mixture (E, C, Fl) (E, C)
-    E *shared_fc1_w, *shared_fc2_w;    // (F1l, C) (C, Fl) of a mixture's shared expert
+    E *shared_fc1_w, *shared_fc1_b;    // (F1l, C) (F1l) of a mixture's shared expert
+    E *shared_fc2_w, *shared_fc2_b;    // (C, Fl) (C)
     E* shared_gate_w;                  // (1, C)
     E *norm2_after_w, *norm2_after_b;  // (C) (C) after the MLP
 
@@ -331,9 +332,8 @@ private:
         mlps(b.fc1_w, b.fc1_b, b.fc2_w, b.fc2_b, name, experts, names.expert_fc1, names.expert_fc2, c.expert_width(),
              {true, part.ep.rank * held, held});
         if (!m.shared) return;
-        E *no_bias = nullptr, *no_other = nullptr;
-        mlps(b.shared_fc1_w, no_bias, b.shared_fc2_w, no_other, name + "shared_", {hf + names.shared_expert}, names.expert_fc1,
-             names.expert_fc2, m.shared);
+        mlps(b.shared_fc1_w, b.shared_fc1_b, b.shared_fc2_w, b.shared_fc2_b, name + "shared_", {hf + names.shared_expert},
+             names.expert_fc1, names.expert_fc2, m.shared);
         if (m.shared_gate) router(b.shared_gate_w, name + "shared_gate_w", hf + names.shared_gate + ".weight", 1);
     }
     // One MLP, or several of equal size with the same rows for each; hf: the beginnings of their names in files.
