@@ -101,7 +101,7 @@ for layout in "2 --ep 2" "3 --ep 3 --global-batch-size 12 --eval-iters 0" "4 --e
     rm -rf allgather alltoall
 done
 layouts "resumed from ep 2, tp 2" mixture "mixture from ep to" "${mixture[@]}" --resume "mixture 4 --ep 2 --tp 2 --sample-interval 4/step_00000003" -- "1" "4 --ep 2 --pp 2"
-# A balance loss of each micro-batch: that of its sequence if there is one, and the same in every layout.
+# A balance loss per micro-batch: with one sequence it is the sequence's, and the same in every layout.
 for type in seq_aux_loss aux_loss; do
     expect "$type, one sequence in a micro-batch" train 1 "one $type" "${mixture[@]}" --moe-router-load-balancing-type $type --micro-batch-size 1 --train-iters 3
 done

@@ -30,7 +30,7 @@ inline bool widens(const std::string& name, const nlohmann::ordered_json& before
     return is_type_of_elements(name) && (now == "fp32" || (now == "bf16" && before == "fp8"));
 }
 
-// True if the loss that balances a mixture's experts is that of each micro-batch, as in Megatron-LM.
+// True if the loss that balances a mixture's experts is computed per micro-batch, as in Megatron-LM.
 inline bool balances_micro_batches(const TrainOptions& o) {
     return o.moe_router_load_balancing_type == "aux_loss" && o.moe_aux_loss_coeff > 0;
 }

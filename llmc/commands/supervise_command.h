@@ -68,7 +68,7 @@ inline Strings filled_in(const Strings& words, const Supervisor& supervisor) {
     return filled;
 }
 
-// What the log of a run says to its supervisor.
+// The state of a run, from its log.
 struct RunProgress {
     int64_t step = -1;       // the newest; -1: none
     double seconds = 0;      // of all steps that count
@@ -251,7 +251,7 @@ public:
         refuse_without(!o.hosts.empty() && (!placed || !has("{ranks}")), "--hosts", "{hosts} and {ranks} in the command",
                        "-- mpirun -n {ranks} --host {hosts} ./train_gpt train ...");
         refuse_without(has("train") && !has("--resume") && !has("--config") && !has(".sh"), "supervise",
-                       "--resume auto in the command", "add it, otherwise every restart begins with step 1");
+                       "--resume auto in the command", "add it, otherwise every restart starts at step 1");
         const auto nodes = [](const Strings& hosts, const char* option) {
             std::vector<Node> nodes;
             for (const std::string& host : hosts) nodes.push_back(read_node(host, option));
@@ -266,7 +266,7 @@ public:
             [this](int ranks) { return layout_fits(read_progress(out_).options, ranks); }, rules_);
     }
 
-    // Runs the job until it is finished, is stopped, or cannot go on. Returns the exit status of its last start.
+    // Runs the job until it is finished, is stopped, or cannot continue. Returns the exit status of its last start.
     int run() {
         const StopRequests requests;
         become_subreaper();

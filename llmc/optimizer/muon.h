@@ -27,7 +27,7 @@
 // Ranks. With ZeRO-1 each matrix belongs to one data-parallel rank (shard.h), which has all of its weights and momentum and is
 // the only one to update it: given the same gradients and algorithms of products, the bits are the same for any number of
 // data-parallel ranks, and no more is sent than with AdamW. Without ZeRO each rank computes the whole update, so a GPU then
-// times no algorithms (gpu/README.md): the bits are those of ZeRO-1 with --gemm-cache none. A matrix sharded by tensor
+// times no algorithms (gpu/README.md): the bits equal ZeRO-1's with --gemm-cache none. A matrix sharded by tensor
 // parallelism is gathered on one tp rank, which sends back the shards of the result; the tp ranks take turns, so that each
 // works on another matrix. This is exact, too, and moves 4 bytes per element; summing X X^T over the ranks in every step would
 // move 10 min(m, n)^2 / (m n) times 2 bytes, and add in another order.

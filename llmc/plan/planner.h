@@ -167,8 +167,8 @@ inline double expert_message_bytes(const PlanInput& in) {
 inline double expert_gather_bytes(const PlanInput& in) { return expert_message_bytes(in) * (in.ep - 1); }
 // Bytes of memory that packing them, or adding them, reads and writes.
 inline double expert_packing_bytes(const PlanInput& in) { return in.all_to_all ? 2 * in.ep * expert_message_bytes(in) : 0; }
-// FLOPs of experts in a mixture's forward pass that the busiest rank has in addition to the mean: those of its choices, at most
-// of all choices of all ranks.
+// FLOPs of experts in a mixture's forward pass that the busiest rank has in addition to the mean: for its choices, at most
+// all choices of all ranks.
 inline double flops_of_imbalance(const PlanInput& in) {
     const ModelConfig& c = in.c;
     if (in.ep == 1 || !c.mixture.on()) return 0;

@@ -1,7 +1,7 @@
 // Decides what happens when a job of many ranks has ended by itself: start it again, on which nodes, after which wait, or give
 // up. Pure decisions, without processes, files or clocks: commands/supervise_command.h applies them to real jobs,
 // test/simulate.cpp to months of simulated ones.
-//   read_ending   what the exit status and the last lines on stderr say: the cause, and the host that caused it
+//   read_ending   from the exit status and the last lines on stderr: the cause, and the host that caused it
 //   Supervisor    the decisions
 #pragma once
 #include <algorithm>
