@@ -71,7 +71,7 @@ supervise --run out --restart-wait 0.1 -- ./job saves 3 >out.txt 2>&1
 expect "but not where checkpoints were saved" test "$(field out wait)" == "0.1 0.1 0.1 "
 
 # ---- nodes ----
-on_nodes() { supervise --run out --hosts n1:4 n2:4 "$@" {ranks} {hosts}; }
+on_nodes() { supervise --run out --hosts n1:4 n2:4 "$@" '{ranks}' '{hosts}'; }
 fresh
 expect "a node that dies twice" on_nodes --spare n3:2 n4:4 -- ./job dies 3
 says "is replaced by a spare that is large enough" "node n2 is no longer used; n4 takes its place"
@@ -126,8 +126,8 @@ no "no command" "the command behind -- is missing" supervise --run out
 no "a command without --" "the command behind -- is missing" supervise --run out mpirun -n 2
 no "no directory" "the run's directory is missing" supervise -- ./job fails 0
 no "hosts that the command does not use" "--hosts requires {hosts} and {ranks} in the command" supervise --run out --hosts a:2 -- ./job
-no "no hosts for the command" "{hosts} requires --hosts" supervise --run out -- ./job {hosts}
+no "no hosts for the command" "{hosts} requires --hosts" supervise --run out -- ./job '{hosts}'
 no "spares alone" "--spare requires --hosts" supervise --run out --spare a:2 -- ./job
-no "a host without a number" "--hosts is 'a:many'; it must be HOST or HOST:RANKS" supervise --run out --hosts a:many -- ./job {ranks} {hosts}
+no "a host without a number" "--hosts is 'a:many'; it must be HOST or HOST:RANKS" supervise --run out --hosts a:many -- ./job '{ranks}' '{hosts}'
 no "a run that would start anew" "requires --resume auto in the command" supervise -- "$program" train --out out
 no "a wait that is none" "--restart-wait is 'soon'; it must be a duration" supervise --run out --restart-wait soon -- ./job
