@@ -1108,6 +1108,8 @@ inline int train_command(const TrainOptions& o) { return on_all_ranks(o, train);
 
 #ifndef TRAIN_GPT_NO_MAIN
 int main(int argc, char** argv) {
-    return run_program(argc, argv, {train_command, tune_command, sweep_command, generate_command, eval_command, serve_command});
+    return run_program(
+        argc, argv,
+        {train_command, tune_command, sweep_command, generate_command, eval_command, serve_command, check_node_command});
 }
 #endif

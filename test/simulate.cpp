@@ -115,17 +115,19 @@ private:
             case none: return read_ending(0, "");
             case own: return read_ending(1, "error: loss is not finite three times in a row\n");
             case network:
-                return read_ending(1, format("error: rank %d of %d (host %s): ncclRemoteError\n", rank, all,
+                return read_ending(1, format("error on rank %d of %d (host %s): ncclRemoteError\n", rank, all,
                                              s.nodes()[pick(s.nodes().size())].host.c_str()));
             case wrong:
-                return read_ending(1, format("error: at step %lld w differs on rank %d (host %s); HINT: resume from a "
-                                             "checkpoint, without that machine\n",
-                                             (long long)step, rank, host.c_str()));
+                return read_ending(1,
+                                   format("error on rank 0 of %d (host n0): since step %lld the weights on rank %d (host %s) "
+                                          "have changed in memory without being written; HINT: resume from a checkpoint, "
+                                          "without that machine\n",
+                                          all, (long long)step, rank, host.c_str()));
             case hang: {
                 const std::string other = s.nodes()[pick(s.nodes().size())].host;
-                return read_ending(1, format("error: rank 0 of %d (host %s): waited 600 s in all-reduce\n"
-                                             "  rank 1 of %d (host %s): waiting for 600 s in all-reduce\n"
-                                             "  rank %d of %d (host %s): computing for 602 s after all-reduce\nHINT: \n",
+                return read_ending(1, format("error: rank 0 of %d (host %s): waited 600 s in reduce_scatter\n"
+                                             "  rank 1 of %d (host %s): waiting for 600 s in reduce_scatter\n"
+                                             "  rank %d of %d (host %s): computing for 602 s after reduce_scatter\nHINT: \n",
                                              all, other.c_str(), all, other.c_str(), rank, all, host.c_str()));
             }
             case crash: break;
@@ -169,20 +171,20 @@ private:
         if (in_a_row_ > rules_.same_step) return "a fault of the program is started once more";
         idle_ = e.saved ? 0 : idle_ + 1;
         if (next.start && idle_ > rules_.restarts) return "there are too many restarts without a checkpoint";
-        if (!next.start && here_ < rules_.same_step && idle_ <= rules_.restarts && e.cause != Cause::wrong_bits)
+        if (!next.start && here_ < rules_.same_step && idle_ <= rules_.restarts && e.cause != Cause::bad_node)
             return "the job is given up: " + next.why;
         if (!next.start) return "";
         if (next.wait < rules_.first_wait || next.wait > rules_.longest_wait) return format("a wait of %g s", next.wait);
         if (e.saved && next.wait > rules_.first_wait) return "a long wait after progress";
         if (idle_ > 1 && next.wait < std::min(2 * waited_, rules_.longest_wait)) return "a wait that does not grow";
         waited_ = next.wait;
-        if (e.cause == Cause::wrong_bits && next.excluded != e.suspect) return "a node with wrong results is used again";
+        if (e.cause == Cause::bad_node && next.excluded != e.suspect) return "a node with wrong results is used again";
         if (!next.excluded.empty() && next.excluded != e.suspect) return "another node than the accused one is excluded";
         if (!accused_.empty()) {
             auto& times = accusations_[accused_];
             times.push_back(time_);
             const bool twice = times.size() > 1 && times.back() - times[times.size() - 2] <= rules_.strikes_expire;
-            if (!next.excluded.empty() && !twice && e.cause != Cause::wrong_bits)
+            if (!next.excluded.empty() && !twice && e.cause != Cause::bad_node)
                 return "a node is excluded for one failure a day";
             if (next.excluded.empty() && twice && could_replace(s)) return "a node that fails again and again is kept";
         }

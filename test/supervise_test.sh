@@ -24,7 +24,8 @@ case $1 in
     same) step 7; echo "error: a fault of the program" >&2; exit 1 ;;
     usage) echo "error: '--x' is not an option" >&2; exit 2 ;;
     dies) step $n; echo "mpirun noticed that process rank 3 with PID 7 on node n2 exited on signal 9 (Killed)." >&2; exit 137 ;;
-    wrong) step $n; echo "error: at step 7 w differs on rank 5 (host n2); HINT: resume from a checkpoint, without that machine" >&2; exit 1 ;;
+    wrong) step $n; echo "error on rank 0 of 8 (host n1): since step 7 the weights on rank 5 (host n2) have changed in memory without being written; HINT: resume from a checkpoint, without that machine" >&2; exit 1 ;;
+    either) step $n; echo "error on rank 0 of 8 (host n1): at step 7 w has other bits on rank 5 (host n2) than on rank 1 (host n1); HINT: resume from a checkpoint, without that machine" >&2; exit 1 ;;
     stalls) step $n; sleep 1000 ;;
     leaves) step $n; (trap "" TERM; sleep 1000) & (setsid sleep 1001 &); exit 1 ;;
     saves) step $n; mkdir -p out/step_0000000$n && ln -sfn step_0000000$n out/latest; exit 1 ;;
@@ -87,10 +88,35 @@ expect "to a number that fits its layout" cmp places <(printf '8 n1:4,n2:4\n4 n1
 fresh && mkdir out
 echo '{"kind":"run","options":{"tensor-model-parallel-size":8,"pipeline-model-parallel-size":1,"global-batch-size":8,"micro-batch-size":1}}' >out/log.jsonl
 expect "a layout that fits no fewer ranks" refused on_nodes -- ./job wrong 1
-says "is given up rather than trusted" "gives up: node n2 computes wrong results, and no other nodes fit the layout"
+says "is given up rather than trusted" "gives up: node n2 is broken, and no other nodes fit the layout"
+fresh && mkdir out
+expect "two nodes of which one computes wrong results" on_nodes --spare n3:4 -- ./job either 1
+expect "are both used again" cmp places <(printf '8 n1:4,n2:4\n8 n1:4,n2:4\n')
 fresh && mkdir out
 expect "a node that only dies" on_nodes -- ./job dies 3
 expect "is used again then" cmp places <(for _ in 1 2 3 4; do echo "8 n1:4,n2:4"; done)
+
+fresh
+expect "a node that fails its check" on_nodes --spare n3:4 --check 'test {host} == n1' -- ./job dies 1
+says "is named" "--check fails on n2"
+expect "and replaced at once" cmp places <(printf '8 n1:4,n2:4\n8 n1:4,n3:4\n')
+fresh
+expect "one that passes it" on_nodes --spare n3:4 --check 'test {host} = n2' -- ./job dies 1
+expect "is used again" cmp places <(printf '8 n1:4,n2:4\n8 n1:4,n2:4\n')
+
+# ---- check-node ----
+expect "a machine that is well" "$program" check-node --seconds 0.1
+for check in products memory disk; do says "its $check" "^$check  *[0-9]"; done
+expect "two ranks" timeout 100 "$MPIRUN" -n 2 "$program" check-node --seconds 0.1 --threads 1
+says "and their links" "^links *rank 1 (host .*): .* sums* of 16"
+for fault in product memory disk link; do
+    n=$([[ $fault == link ]] && echo 2 || echo 1)
+    export TRAIN_GPT_FAULTS="flip-$fault=1:$((n - 1))"
+    expect "a wrong bit: $fault" refused timeout 100 "$MPIRUN" -n $n -x TRAIN_GPT_FAULTS "$program" check-node --seconds 0.01 --threads 1
+    says "is found: $fault" "^error.*$fault.*; HINT: do not use that machine"
+done
+unset TRAIN_GPT_FAULTS
+no "a folder that cannot be written" "cannot write none/.train_gpt-check" "$program" check-node --seconds 0.01 --path none
 
 # ---- a run on two ranks, whose ranks are killed while it trains ----
 for i in $(seq 1 300); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; done >text.txt
@@ -128,6 +154,7 @@ no "no directory" "the run's directory is missing" supervise -- ./job fails 0
 no "hosts that the command does not use" "--hosts requires {hosts} and {ranks} in the command" supervise --run out --hosts a:2 -- ./job
 no "no hosts for the command" "{hosts} requires --hosts" supervise --run out -- ./job '{hosts}'
 no "spares alone" "--spare requires --hosts" supervise --run out --spare a:2 -- ./job
+no "a check without its node" "--check is './check'; it must be a command with {host}" supervise --run out --hosts a:2 --check ./check -- ./job '{ranks}' '{hosts}'
 no "a host without a number" "--hosts is 'a:many'; it must be HOST or HOST:RANKS" supervise --run out --hosts a:many -- ./job '{ranks}' '{hosts}'
 no "a run that would start anew" "requires --resume auto in the command" supervise -- "$program" train --out out
 no "a wait that is none" "--restart-wait is 'soon'; it must be a duration" supervise --run out --restart-wait soon -- ./job

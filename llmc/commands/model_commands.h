@@ -21,6 +21,7 @@
 #include "../options/options.h"
 #include "../parallel/memory_of_node.h"
 #include "../plan/from_options.h"
+#include "check_node.h"
 #include "../run/plan_run.h"
 #include "../run/run.h"
 #include "../search/sweep.h"

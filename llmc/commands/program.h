@@ -25,6 +25,7 @@ struct ModelCommands {
     int (*generate)(const GenerateOptions&);
     int (*eval)(const EvalOptions&);
     int (*serve)(World&, const ServeOptions&);
+    int (*check_node)(const CheckNodeOptions&);
 };
 
 namespace detail {
@@ -82,6 +83,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     if (command == "sweep") return run_command("sweep", arguments, commands.sweep);
     if (command == "generate") return run_command("generate", arguments, commands.generate);
     if (command == "eval") return run_command("eval", arguments, commands.eval);
+    if (command == "check-node") return run_command("check-node", arguments, commands.check_node);
     cli::command_named(command);
     if (command == "supervise") return supervise(arguments);
     World world = World::join();

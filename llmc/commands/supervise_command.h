@@ -93,9 +93,10 @@ inline RunProgress read_progress(const std::string& out) {
 inline bool layout_fits(const nlohmann::json& options, int ranks) {
     if (!options.is_object()) return false;
     const auto size = [&](const char* name) { return std::max<int64_t>(1, options.value(name, (int64_t)1)); };
-    const int64_t replica = size("tensor-model-parallel-size") * size("pipeline-model-parallel-size");
-    const int64_t dp = ranks / replica;
-    return ranks % replica == 0 && dp % size("expert-model-parallel-size") == 0 &&
+    const int64_t model = size("tensor-model-parallel-size") * size("pipeline-model-parallel-size"),
+                  cp = size("context-parallel-size");
+    const int64_t replica = model * cp, dp = ranks / replica;
+    return ranks % replica == 0 && dp * cp % size("expert-model-parallel-size") == 0 &&
            size("global-batch-size") % (size("micro-batch-size") * dp) == 0;
 }
 
@@ -241,7 +242,8 @@ private:
 
 class SuperviseCommand {
 public:
-    SuperviseCommand(const SuperviseOptions& o, const Strings& command) : words_(command), out_(run_of(o, command)) {
+    SuperviseCommand(const SuperviseOptions& o, const Strings& command)
+        : words_(command), out_(run_of(o, command)), check_(o.check) {
         const auto has = [&](const std::string& text) {
             return std::any_of(words_.begin(), words_.end(), [&](const std::string& w) { return has_text(w, text.c_str()); });
         };
@@ -252,6 +254,8 @@ public:
                        "-- mpirun -n {ranks} --host {hosts} ./train_gpt train ...");
         refuse_without(has("train") && !has("--resume") && !has("--config") && !has(".sh"), "supervise",
                        "--resume auto in the command", "add it, otherwise every restart starts at step 1");
+        refuse_without(!o.check.empty() && o.hosts.empty(), "--check", "--hosts");
+        refuse_value(!o.check.empty() && !has_text(o.check, "{host}"), "--check", o.check, "a command with {host}");
         const auto nodes = [](const Strings& hosts, const char* option) {
             std::vector<Node> nodes;
             for (const std::string& host : hosts) nodes.push_back(read_node(host, option));
@@ -281,6 +285,10 @@ public:
             ending.step = read_progress(out_).step;
             ending.saved = latest_step(out_) > saved;
             if (ending.cause == Cause::done) break;
+            if (!passes_check(ending.suspect)) {
+                ending.cause = Cause::bad_node;
+                ending.evidence += "; --check fails on " + ending.suspect;
+            }
             const NextStart next = supervisor_->after(ending, monotonic_seconds());
             record(status, ending, next);
             if (!next.start) {
@@ -355,6 +363,16 @@ private:
     }
     std::string stalled_text() const { return "log.jsonl has had no news for " + human_duration(stall_); }
 
+    bool passes_check(const std::string& host) const {
+        if (check_.empty() || host.empty()) return true;
+        const std::string command = replace_all(check_, "{host}", host);
+        say("checking: " + command);
+        Job job({"/bin/sh", "-c", command});
+        std::optional<int> status;
+        while (!(status = job.status())) job.wait(0.1);
+        return *status == 0;
+    }
+
     void record(int status, const Ending& e, const NextStart& next) {
         const std::string named = e.suspect.empty() ? "" : " (host " + e.suspect + ")";
         say(format("ended with status %d at step %lld%s: ", status, (long long)e.step, named.c_str()) + e.evidence);
@@ -384,7 +402,7 @@ private:
     }
 
     Strings words_;
-    std::string out_, tail_;
+    std::string out_, check_, tail_;
     SupervisorRules rules_;
     std::optional<Supervisor> supervisor_;
     double stall_ = 0;

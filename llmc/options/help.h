@@ -126,6 +126,11 @@ inline const std::vector<Command>& commands() {
          {{"On one machine:", "train_gpt supervise -- mpirun -n 8 ./train_gpt train ... --out run \\", "    --resume auto"},
           {"On two nodes of a cluster, with one in reserve:", "train_gpt supervise --hosts n1:8 n2:8 --spare n3:8 -- \\",
            "    mpirun -n {ranks} --host {hosts} ./train_gpt train ... --out run \\", "    --resume auto"}}},
+        {"check-node",
+         "check that this machine computes, stores and transfers the right bits",
+         "[OPTIONS]",
+         {{"All GPUs of a node and the links between them, for a minute each:",
+           "mpirun -n 8 --host n3:8 ./train_gpt check-node --seconds 1m"}}},
     };
     return rows;
 }
@@ -173,20 +178,21 @@ inline bool takes_options_of_train(const std::string& command) {
 }
 // Every option of a command; options common to all commands come last.
 inline std::vector<OptionRow> options_of(const std::string& command) {
-    std::vector<OptionRow> rows = command == "train"       ? option_rows<TrainOptions>()
-                                  : command == "tune"      ? option_rows<TuneOptions>()
-                                  : command == "sweep"     ? option_rows<SweepOptions>()
-                                  : command == "prepare"   ? option_rows<PrepareOptions>()
-                                  : command == "curate"    ? option_rows<CurateOptions>()
-                                  : command == "tokenizer" ? option_rows<TokenizerOptions>()
-                                  : command == "generate"  ? option_rows<GenerateOptions>()
-                                  : command == "serve"     ? option_rows<ServeOptions>()
-                                  : command == "eval"      ? option_rows<EvalOptions>()
-                                  : command == "report"    ? option_rows<ReportOptions>()
-                                  : command == "supervise" ? option_rows<SuperviseOptions>()
-                                  : command == "export"    ? option_rows<ExportOptions>()
-                                  : command == "import"    ? option_rows<ImportOptions>()
-                                                           : option_rows<InspectOptions>();
+    std::vector<OptionRow> rows = command == "train"        ? option_rows<TrainOptions>()
+                                  : command == "tune"       ? option_rows<TuneOptions>()
+                                  : command == "sweep"      ? option_rows<SweepOptions>()
+                                  : command == "prepare"    ? option_rows<PrepareOptions>()
+                                  : command == "curate"     ? option_rows<CurateOptions>()
+                                  : command == "tokenizer"  ? option_rows<TokenizerOptions>()
+                                  : command == "generate"   ? option_rows<GenerateOptions>()
+                                  : command == "serve"      ? option_rows<ServeOptions>()
+                                  : command == "eval"       ? option_rows<EvalOptions>()
+                                  : command == "report"     ? option_rows<ReportOptions>()
+                                  : command == "check-node" ? option_rows<CheckNodeOptions>()
+                                  : command == "supervise"  ? option_rows<SuperviseOptions>()
+                                  : command == "export"     ? option_rows<ExportOptions>()
+                                  : command == "import"     ? option_rows<ImportOptions>()
+                                                            : option_rows<InspectOptions>();
     const Strings refused = command == "tune"    ? Strings{"resume", "time-budget"}
                             : command == "sweep" ? Strings{"resume",
                                                            "world",

@@ -695,12 +695,20 @@ inline Allowed one_of(Strings choices) {
     X(std::string, output, "", "", word("FILE"), "What",                                                                  \
       "the page to write; default: report.html in the run's directory, of several runs in the current one")
 
+#define CHECK_NODE_OPTIONS(X)                                                                                           \
+    X(std::string, seconds, "", "10s", word("DURATION"), "Run", "time for each check")                                  \
+    X(std::string, path, "", ".", word("DIR"), "Run", "folder in which a file of up to 1 GiB is written and read back") \
+    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                  \
+    X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Run", "time limit for waiting for other ranks")
+
 #define SUPERVISE_OPTIONS(X)                                                                                               \
     X(Strings, hosts, "", {}, list(0, "HOST:RANKS"), "Nodes",                                                              \
       "nodes of the job, each with its number of ranks; the command has {hosts} (n1:8,n2:8) or {nodes} (n1,n2), {ranks}, " \
       "and, if needed, {node-count}")                                                                                      \
     X(Strings, spare, "", {}, list(0, "HOST:RANKS"), "Nodes",                                                              \
       "nodes that replace others; without one left, a job continues on fewer ranks if its layout and batch permit that")   \
+    X(std::string, check, "", "", word("COMMAND"), "Nodes",                                                                \
+      "shell command that tests a node named as the cause, {host}; if it fails, the node is not used any more")            \
     X(std::string, run, "", "", word("DIR"), "Job", "output directory of the run; default: --out in the command")          \
     X(int64_t, restarts, "", 20, between(0, 1e6), "Job", "restarts in a row without a new checkpoint before giving up")    \
     X(std::string, restart_wait, "", "10s", word("DURATION"), "Job",                                                       \
@@ -881,6 +889,7 @@ OPTION_STRUCT(ServeOptions, SERVE_OPTIONS)
 OPTION_STRUCT(EvalOptions, EVAL_OPTIONS)
 OPTION_STRUCT(InspectOptions, INSPECT_OPTIONS)
 OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)
+OPTION_STRUCT(CheckNodeOptions, CHECK_NODE_OPTIONS)
 OPTION_STRUCT(SuperviseOptions, SUPERVISE_OPTIONS)
 OPTION_STRUCT(ExportOptions, EXPORT_OPTIONS)
 OPTION_STRUCT(ImportOptions, IMPORT_OPTIONS)

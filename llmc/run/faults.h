@@ -7,6 +7,7 @@
 //   wrong-update=80    batch 80's update stores a moment that is off by up to one hundredth; once. Detected only if another
 //                      rank also holds that moment (--zero 0, or a norm's under tensor parallelism)
 //   flaky-gradient=70  flips the last bit of an element when batch 70's gradient is computed; once
+//   flip-product, flip-memory, flip-disk, flip-link=1    a wrong bit in a check of check-node
 //   slow=1-40:1        rank 1 sleeps for half a second in each of the batches 1 to 40
 // A batch that training repeats after a rollback has the same fault, unless it is skipped.
 #pragma once
@@ -34,8 +35,9 @@ public:
             if (*at == ':') fault.rank = number(++at);
             std::string kinds;
             bool known = false;
-            for (const char* k : {"noise", "nan-gradient", "flip-weight", "flip-norm", "flip-lower", "flip-exp-avg",
-                                  "flip-exp-avg-sq", "wrong-update", "flaky-gradient", "slow"}) {
+            for (const char* k :
+                 {"noise", "nan-gradient", "flip-weight", "flip-norm", "flip-lower", "flip-exp-avg", "flip-exp-avg-sq",
+                  "wrong-update", "flaky-gradient", "slow", "flip-product", "flip-memory", "flip-disk", "flip-link"}) {
                 known |= fault.kind == k;
                 kinds += std::string(k) + ", ";
             }

@@ -25,7 +25,7 @@ struct Node {
 enum class Cause {
     done,          // the run is finished, or stopped as it was asked to
     command_line,  // the options are wrong
-    wrong_bits,    // memory changed by itself, or replicas differ
+    bad_node,      // memory changed by itself, replicas differ, or the node failed its check
     hung,          // a wait took too long
     killed,        // a process or its node disappeared
     failed,        // anything else
@@ -60,6 +60,21 @@ inline std::string host_of_death(const std::string& line) {
     return dies ? text_between(line, "srun: error: ", ":") : "";
 }
 
+// The host named in a message after "error: " or "error on RANK: "; empty if there are several, or none.
+inline std::string only_host_in(const std::string& line) {
+    std::string found;
+    for (size_t at = line.find(": "); at != std::string::npos && (at = line.find("(host ", at)) != std::string::npos; at++) {
+        const std::string host = text_between(line.substr(at), "(host ", ")");
+        if (!found.empty() && found != host) return "";
+        found = host;
+    }
+    return found;
+}
+// The host of the rank that reports an error about itself: "error on rank 3 of 8 (host n2): ..."
+inline std::string host_of_reporter(const std::string& line) {
+    return text_between(line.substr(0, line.find(": ")), "(host ", ")");
+}
+
 // The host of the ranks that do not wait in the report of a hang (world.h); empty if they are on several hosts, or none is.
 inline std::string host_of_hang(const std::vector<std::string>& lines) {
     std::string found;
@@ -85,7 +100,7 @@ inline Ending read_ending(int status, const std::string& tail) {
     std::vector<std::string> lines;
     std::istringstream text(tail);
     for (std::string line; std::getline(text, line);) lines.push_back(line);
-    // The first line that explains most: wrong bits before a hang, a hang before a death that may follow from it.
+    // The first line that explains most: a bad node before a hang, a hang before a death that may follow from it.
     const auto explain = [&](Cause cause, const std::string& host, const std::string& line) {
         const bool explained = ending.cause < cause || (ending.cause == cause && (host.empty() || !ending.suspect.empty()));
         if (!ending.evidence.empty() && explained) return;
@@ -94,12 +109,13 @@ inline Ending read_ending(int status, const std::string& tail) {
         ending.evidence = line;
     };
     for (const std::string& line : lines) {
-        const bool error = begins_with(line, "error: ");
-        const std::string host = text_between(line, "(host ", ")");
-        if (error && has_text(line, "without that machine")) explain(Cause::wrong_bits, host, line);
+        const bool error = begins_with(line, "error: ") || begins_with(line, "error on rank ");
+        const bool wrong = has_text(line, "without that machine") || has_text(line, "nondeterministic: replace it");
+        if (error && wrong) explain(Cause::bad_node, only_host_in(line), line);
         else if (error && has_text(line, ": waited ")) explain(Cause::hung, host_of_hang(lines), line);
         else if (const std::string died = host_of_death(line); !died.empty()) explain(Cause::killed, died, line);
-        else if (error && has_text(line, "CUDA") && !has_text(line, "out of memory")) explain(Cause::failed, host, line);
+        else if (error && has_text(line, "CUDA") && !has_text(line, "out of memory"))
+            explain(Cause::failed, host_of_reporter(line), line);
         else if (error) explain(Cause::failed, "", line);
     }
     if (status == 2) ending.cause = Cause::command_line;
@@ -152,9 +168,9 @@ public:
             strikes.erase(
                 std::remove_if(strikes.begin(), strikes.end(), [&](double t) { return time - t > rules_.strikes_expire; }),
                 strikes.end());
-            const bool wrong = ending.cause == Cause::wrong_bits;
+            const bool wrong = ending.cause == Cause::bad_node;
             if ((wrong || (int)strikes.size() >= rules_.strikes) && !exclude(ending.suspect, next) && wrong)
-                return stop(next, "node " + ending.suspect + " computes wrong results, and no other nodes fit the layout");
+                return stop(next, "node " + ending.suspect + " is broken, and no other nodes fit the layout");
         }
         restarts_++;
         next.start = true;
