@@ -191,3 +191,31 @@ if command -v setpriv prlimit >/dev/null && [[ $(id -u) == 0 && -z ${SAN:-} ]]; 
     expect "no more threads: checkpoints are written all the same" "$program" inspect few/run/step_00001500
     expect "no more threads: the last one too" "$program" inspect few/run/step_00003000
 fi
+
+# ---- runs: a line for each ----
+mkdir -p list/b list/deep/a list/deep/er/still/too
+echo '{"kind":"run","name":"first","total_steps":10}
+{"kind":"step","step":4,"loss":2.5,"tokens":4096,"seconds":61,"step_ms":100}
+{"kind":"valid","step":4,"loss":2.25}' >list/b/log.jsonl
+echo '{"kind":"run","name":"second","total_steps":10}
+{"kind":"step","step":10,"loss":3.5,"tokens":8192,"seconds":30,"step_ms":100}
+{"kind":"valid","step":10,"loss":1.75}
+{"kind":"end","step":10,"status":"finished","seconds":31}' >list/deep/a/log.jsonl
+echo 'no record' >list/deep/er/log.jsonl
+cp list/b/log.jsonl list/deep/er/still/too
+expect "runs in a folder" "$program" runs list
+says "have a head" "^run  *status  *step  *tokens  *loss  *valid  *time  *last news$"
+says "a running one" "^list/b  *running  *4 of 10, 40%  *4.10K  *2.500  *2.250  *1m 01s  .* ago$"
+says "a finished one, deeper" "^list/deep/a  *finished  *10 of 10, 100%  *8.19K  *3.500  *1.750  *31s  .* ago$"
+order() { "$program" runs list "$@" 2>/dev/null | cut -d' ' -f1 | tr '\n' ' '; }
+expect "in the order of their names" test "$(order)" == "run list/b list/deep/a "
+expect "best first" test "$(order --sort valid)" == "run list/deep/a list/b "
+touch -d '1 hour ago' list/b/log.jsonl
+expect "newest first" test "$(order --sort news)" == "run list/deep/a list/b "
+expect "one without news for long" "$program" runs list/b
+says "is marked" "^list/b  *no news .* 1h 00m ago$"
+expect "as JSON" "$program" runs list --json
+says "with exact numbers" '"valid_loss": 1.75'
+mkdir bare
+no "a folder without runs" "there are no runs in bare" "$program" runs bare
+no "a folder that does not exist" "there is no folder lost" "$program" runs lost

@@ -9,6 +9,7 @@ struct HostCommands {
     int (*tokenizer)(const TokenizerOptions&);
     int (*report)(const ReportOptions&);
     int (*inspect)(const InspectOptions&);
+    int (*runs)(const RunsOptions&);
     int (*supervise)(const SuperviseOptions&, const Strings&);
     int (*import_model)(const ImportOptions&);
     int (*export_model)(World&, const ExportOptions&);
@@ -22,6 +23,7 @@ extern const HostCommands host_commands;
 #include "inspect.h"
 #include "merge.h"
 #include "report_command.h"
+#include "runs_command.h"
 #include "supervise_command.h"
 #include "text_commands.h"
 
@@ -40,6 +42,7 @@ inline int export_either(World& world, const ExportOptions& o) {
 }
 }  // namespace detail
 
-inline const HostCommands host_commands = {curate_command,  prepare_command,   tokenizer_command, report_command,
-                                           inspect_command, supervise_command, import_command,    detail::export_either};
+inline const HostCommands host_commands = {curate_command,    prepare_command, tokenizer_command,
+                                           report_command,    inspect_command, runs_command,
+                                           supervise_command, import_command,  detail::export_either};
 #endif

@@ -120,6 +120,10 @@ inline const std::vector<Command>& commands() {
          {{"The report of a run, from its log:", "train_gpt report run"},
           {"Several runs in one report, with the differences of their options:",
            "train_gpt report run-1 run-2 run-3 --output runs.html"}}},
+        {"runs",
+         "list the training runs in a folder",
+         "[FOLDER ...]",
+         {{"The best ones first:", "train_gpt runs out --sort valid"}}},
         {"supervise",
          "run a training job until it is finished: restart it after failures, without nodes that are broken",
          "[OPTIONS] -- COMMAND",
@@ -188,6 +192,7 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
                                   : command == "serve"      ? option_rows<ServeOptions>()
                                   : command == "eval"       ? option_rows<EvalOptions>()
                                   : command == "report"     ? option_rows<ReportOptions>()
+                                  : command == "runs"       ? option_rows<RunsOptions>()
                                   : command == "check-node" ? option_rows<CheckNodeOptions>()
                                   : command == "supervise"  ? option_rows<SuperviseOptions>()
                                   : command == "export"     ? option_rows<ExportOptions>()

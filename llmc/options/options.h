@@ -716,6 +716,13 @@ inline Allowed one_of(Strings choices) {
     X(std::string, stall_timeout, "", "1h", word("DURATION"), "Job",                                                       \
       "end and restart a job whose log.jsonl has had no news for this long; 0: never")
 
+#define RUNS_OPTIONS(X)                                                                                          \
+    X(Strings, folders, "", {}, list(0, "FOLDER"), "What",                                                       \
+      "folders in which to look, three levels deep; default: the current one; the option's name may be omitted") \
+    X(std::string, sort, "", "", one_of({"valid", "news"}), "Run",                                               \
+      "by validation loss, or by the latest news first; default: by name")                                       \
+    X(bool, json, "", false, anything(), "Run", "print a JSON array, for other programs")
+
 #define EXPORT_OPTIONS(X)                                                                                             \
     X(std::string, model, "", "", word("DIR"), "What",                                                                \
       "model to export: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")          \
@@ -891,6 +898,7 @@ OPTION_STRUCT(InspectOptions, INSPECT_OPTIONS)
 OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)
 OPTION_STRUCT(CheckNodeOptions, CHECK_NODE_OPTIONS)
 OPTION_STRUCT(SuperviseOptions, SUPERVISE_OPTIONS)
+OPTION_STRUCT(RunsOptions, RUNS_OPTIONS)
 OPTION_STRUCT(ExportOptions, EXPORT_OPTIONS)
 OPTION_STRUCT(ImportOptions, IMPORT_OPTIONS)
 
