@@ -133,11 +133,11 @@ void lora_collect(Ctx& ctx, real* db /*(rows, rank)*/, const real* dwide /*(expe
 // ---- quantized weights (quantized.h) --------------------------------------------------------------------------------------
 // Decodes n numbers, in whole blocks. sets out, whose address is a multiple of 16.
 void dequantize_weights(Ctx& ctx, floatX* out /*(n)*/, const QuantizedWeights& w, size_t n);
-// linear_forward with the decoded weight, with the same bits. Sets dequantized, unless decodes_rows(ctx, N): then rows are
-// decoded one at a time while they are multiplied. sets out.
-void quantized_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* inp /*(N, IC)*/,
+// linear_forward with the decoded weight, with the same bits: rows are decoded one at a time while they are multiplied. Only
+// if decodes_rows(ctx, N). Rows of out are `stride` elements apart. sets out.
+void quantized_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, int stride, const floatX* inp /*(N, IC)*/,
                               const QuantizedWeights& weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC,
-                              int OC, floatX* dequantized /*(OC, IC)*/);
+                              int OC);
 bool decodes_rows(const Ctx& ctx, int N);
 
 // ---- FP8 matrix products (fp8_linear.h) ------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@
 #include "base/math.h"
 #include "base/types.h"
 
-enum class WeightFormat { none, nf4, q4_k, q5_k, q6_k, q8_0, q4_0, q4_1, q5_0, q5_1 };  // none: floatX
+// none: floatX; gguf: each matrix as in the GGUF file that it is read from.
+enum class WeightFormat { none, nf4, q4_k, q5_k, q6_k, q8_0, q4_0, q4_1, q5_0, q5_1, gguf };
 struct WeightFormatRow {
     WeightFormat value;
     const char* word;  // of --quantize-base, if it can be encoded
@@ -31,7 +32,8 @@ inline constexpr WeightFormatRow weight_formats[] = {
     {WeightFormat::q4_k, "q4_k", true, 256, 144, 0}, {WeightFormat::q5_k, "q5_k", true, 256, 176, 0},
     {WeightFormat::q6_k, "q6_k", true, 256, 210, 0}, {WeightFormat::q8_0, "q8_0", true, 32, 34, 0},
     {WeightFormat::q4_0, "q4_0", false, 32, 18, 0},  {WeightFormat::q4_1, "q4_1", false, 32, 20, 0},
-    {WeightFormat::q5_0, "q5_0", false, 32, 22, 0},  {WeightFormat::q5_1, "q5_1", false, 32, 24, 0}};
+    {WeightFormat::q5_0, "q5_0", false, 32, 22, 0},  {WeightFormat::q5_1, "q5_1", false, 32, 24, 0},
+    {WeightFormat::gguf, "gguf", false, 1, 0, 0}};
 static_assert(is_table_of<WeightFormat>(weight_formats));
 constexpr const WeightFormatRow& weight_format_row(WeightFormat format) { return row_of(weight_formats, format); }
 template <WeightFormat format>
@@ -47,7 +49,7 @@ inline WeightFormat weight_format(const std::string& word) {
 inline std::vector<std::string> weight_format_words() {
     std::vector<std::string> words;
     for (const WeightFormatRow& row : weight_formats)
-        if (row.encodes) words.emplace_back(row.word);
+        if (row.encodes || row.value == WeightFormat::gguf) words.emplace_back(row.word);
     return words;
 }
 // visit(std::integral_constant<WeightFormat, format>()), if the format has GGUF's blocks.
@@ -56,6 +58,7 @@ void visit_gguf_format(WeightFormat format, Visit visit) {
     using F = WeightFormat;
     switch (format) {
         case F::none:
+        case F::gguf:
         case F::nf4: return;
         case F::q4_k: return visit(std::integral_constant<F, F::q4_k>());
         case F::q5_k: return visit(std::integral_constant<F, F::q5_k>());

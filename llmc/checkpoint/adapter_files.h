@@ -35,7 +35,7 @@
 inline nlohmann::ordered_json identity_of_base(World& world, const std::string& dir) {
     Strings names;
     for (const std::string& name : names_in(dir))
-        if (ends_with(name, ".safetensors")) names.push_back(name);
+        if (ends_with(name, ".safetensors") || name == "model.gguf") names.push_back(name);
     std::string all;
     for (const std::string& lines : world.all_gather(sum_lines(dir, names, world.rank(), world.size()))) all += lines;
     return to_json(sums_of(all));
@@ -81,6 +81,7 @@ inline std::string base_of_adapter(const std::string& dir) {
     const nlohmann::json name = j.is_object() ? j.value("base_model_name_or_path", nlohmann::json()) : nlohmann::json();
     const std::string base = name.is_string() ? name.get<std::string>() : "";
     if (is_folder(base)) return base;
+    if (is_gguf_file(base)) return gguf_directory(base);
     if (const std::string snapshot = hub_snapshot(base); !snapshot.empty()) return snapshot;
     fail("the base model of the adapters %s is missing at %.500s; HINT: --model DIR", dir.c_str(), name.dump().c_str());
 }
@@ -385,7 +386,7 @@ inline nlohmann::ordered_json virtual_tokens_json(const ModelConfig& c, const st
 
 // The files of an adapter directory besides the tensors: includes the base's tokenizer.
 inline void add_adapter_texts(World& world, ModelTexts& texts, const ModelConfig& c, const std::string& base) {
-    const std::string path = std::filesystem::weakly_canonical(base).string();
+    const std::string path = lasting_path(base);
     texts.files.erase("generation_config.json");
     texts.files["adapter_config.json"] = (c.lora.on() ? lora_json(c, path) : virtual_tokens_json(c, path)).dump(2) + "\n";
     nlohmann::ordered_json identity = {{"path", path}, {"files", identity_of_base(world, base)}};
@@ -416,6 +417,7 @@ struct AdaptedModel {
 template <class Options>
 AdaptedModel find_model(World& world, const Options& o) {
     AdaptedModel found;
+    refuse_gguf_on_ranks(world, o.model);
     if (!o.adapter.empty()) {
         found.adapter = model_directory(o.adapter);
         if (!is_adapter(found.adapter)) fail("%s holds no adapters (adapter_config.json)", found.adapter.c_str());
@@ -427,6 +429,7 @@ AdaptedModel find_model(World& world, const Options& o) {
     check_config(found.c);
     if (world.rank() == 0) note_unknown_keys(found.dir);
     check_weights(world, found.dir);
+    if (!found.c.coded.empty()) found.c.base_format = WeightFormat::gguf;
     if (found.adapter.empty()) return found;
     check_weights(world, found.adapter);
     check_base(world, found.adapter, found.dir);

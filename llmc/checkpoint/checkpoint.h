@@ -37,6 +37,7 @@
 #include "../parallel/world.h"
 #include "../base/types.h"
 #include "file_sums.h"
+#include "gguf_weights.h"
 
 inline nlohmann::json read_json(const std::string& path) { return parse_json(read_whole_file(path), path); }
 
@@ -55,7 +56,9 @@ inline ModelConfig read_config(const std::string& dir) {
              dir.c_str(), lora ? merge.c_str() : "");
     }
     const std::string path = dir + "/config.json";
-    return from_hf_config(read_json(path), path);
+    ModelConfig c = from_hf_config(read_json(path), path);
+    if (const auto gguf = gguf_model_in(dir)) c.coded = gguf->formats();
+    return c;
 }
 
 // Keys of a model's config.json that this program does not know, or "".
@@ -88,7 +91,9 @@ inline std::string expert_biases_name(const ModelConfig& c, int layer) {
 // exactly the ones that the model, or the adapters on it, need.
 class TensorSource {
 public:
-    TensorSource(const std::string& path, const ModelConfig& c) : path_(path), c_(c), files_(SafetensorsReader::open(path)) {
+    TensorSource(const std::string& path, const ModelConfig& c) : path_(path), c_(c), gguf_(gguf_model_in(path)) {
+        if (gguf_) return;
+        files_ = SafetensorsReader::open(path);
         unwrap();
         const TensorNames& names = family_of(c).names;
         if (names.stacks_experts) unpack();
@@ -117,6 +122,7 @@ public:
     // model with one generates nonsense and cannot be trained.
     template <class E>
     void read(const TensorSpec& spec, E* ours) const {
+        if (gguf_) return gguf_->read(spec, ours);
         std::vector<E> strided;
         std::fill(ours, ours + spec.size(), E(0));
         for (const HfTensor& t : spec.hf) {
@@ -137,6 +143,7 @@ public:
                  spec.hf[0].name.c_str());
         if (c_.tied && spec.id == 0) check_head(spec, ours);
     }
+    const GgufModel* gguf() const { return gguf_.get(); }  // null: the weights are not in a GGUF file
     // (L, E) of all layers.
     std::vector<real> expert_biases() const {
         const auto E = (size_t)c_.mixture.experts;
@@ -157,6 +164,7 @@ public:
     }
     // Fails if it is missing or has another shape.
     const TensorView& get(const TensorSpec& spec, const HfTensor& t) const {
+        CHECK(!gguf_, "tensors of GGUF files are not stored as '%s'", t.name.c_str());
         const TensorView* view = find(t.name);
         if (!view) fail("%s has no tensor '%s', which a %s model needs", path_.c_str(), t.name.c_str(), c_.family.c_str());
         std::vector<int64_t> shape = file_shape(spec, as_stored(t, *view));
@@ -266,27 +274,41 @@ private:
 
     std::string path_;
     ModelConfig c_;
+    std::shared_ptr<const GgufModel> gguf_;
     SafetensorsReader files_;
     std::map<std::string, const TensorView*> unwrapped_;  // by their names without wrappers
     std::map<std::string, TensorView> packed_;            // MXFP4
 };
+
+// Encodes a tensor from its numbers. Returns false if one of them is too large for the format.
+inline bool quantize_tensor(const TensorSpec& spec, const float* numbers, uint8_t* to) {
+    bool fits = true;
+    for (const CodedRows& r : coded_rows(spec))
+        fits &= quantize_weights(r.format, numbers + (size_t)r.row * spec.cols, (size_t)r.rows * spec.cols, to + r.offset);
+    return fits;
+}
 
 // Fills buffer (table.size) and, with the tensors to be quantized, `quantized` (table.quantized_bytes).
 template <class E>
 void read_tensors(const std::string& path, const ModelConfig& c, const ParameterTable& table, E* buffer,
                   uint8_t* quantized = nullptr) {
     const TensorSource source(path, c);
+    const bool keeps_codes = table.base_format == WeightFormat::gguf;
     std::vector<float> numbers;
     for (const TensorSpec& spec : table.rows) {
         if (!spec.quantized()) {
             source.read(spec, buffer + spec.offset);
             continue;
         }
+        if (keeps_codes) {
+            source.gguf()->read_codes(spec, quantized + spec.offset);
+            continue;
+        }
         numbers.resize(spec.size());
         source.read(spec, numbers.data());
-        if (!quantize_weights(spec.format, numbers.data(), numbers.size(), quantized + spec.offset))
+        if (!quantize_tensor(spec, numbers.data(), quantized + spec.offset))
             fail("%s: tensor '%s' has numbers that are too large for %s; HINT: --quantize-base nf4, or none", path.c_str(),
-                 spec.hf[0].name.c_str(), weight_format_row(spec.format).word);
+                 spec.hf[0].name.c_str(), weight_format_row(spec.formats[0]).word);
     }
 }
 
@@ -334,6 +356,9 @@ void read_parameters(const std::string& dir, const ModelConfig& c, const Paramet
 
 // True if a model's files have weights that floatX would round.
 inline bool finer_than_floatX(const std::string& dir) {
+    if (const auto gguf = gguf_model_in(dir))
+        return has_lower_halves && std::any_of(gguf->file.tensors().begin(), gguf->file.tensors().end(),
+                                               [](const GgufTensor& t) { return t.type != GgufType::BF16; });
     const SafetensorsReader files = SafetensorsReader::open(dir);
     return has_lower_halves && std::any_of(files.tensors().begin(), files.tensors().end(), [](const auto& tensor) {
                return tensor.second.dtype != "BF16" && tensor.second.dtype != "U8";

@@ -79,8 +79,8 @@ inline void quantize_tensor(be::Ctx& ctx, const TrainingMemory& m, const TensorS
     std::vector<floatX> stored(t.size());
     be::download(ctx, stored.data(), weights, stored.size() * sizeof(floatX));
     const std::vector<float> numbers(stored.begin(), stored.end());
-    std::vector<uint8_t> to(QuantizedWeights::bytes(t.format, t.size()));
-    CHECK(quantize_weights(t.format, numbers.data(), numbers.size(), to.data()), "%s", t.name.c_str());
+    std::vector<uint8_t> to(coded_bytes(t));
+    CHECK(quantize_tensor(t, numbers.data(), to.data()), "%s", t.name.c_str());
     be::upload(ctx, m.frozen->quantized + t.offset, to.data(), to.size());
 }
 

@@ -27,6 +27,7 @@
 #include "../options/options.h"
 #include "../base/file.h"
 #include "../base/text.h"
+#include "gguf_directory.h"
 #include "hub.h"
 
 inline std::string step_name(int64_t step) { return format("step_%08lld", (long long)step); }
@@ -133,14 +134,17 @@ inline Strings checkpoints_to_try(const std::string& out) {
 // this name in Hugging Face's cache.
 inline std::string model_directory(const std::string& path) {
     if (is_model_or_adapter(path)) return path;
+    if (is_gguf_file(path)) return gguf_directory(path);
     if (const Strings checkpoints = checkpoints_to_try(path); !checkpoints.empty()) return checkpoints[0];
     const std::string directory = local_path(path);
     if (!file_exists(directory))
         fail("%s does not exist%s", path.c_str(),
              hint_on_missing_path(path, "a model is a Hugging Face directory, or the output directory of a run").c_str());
     if (!is_folder(directory))
-        fail("%s is no directory; HINT: a model is a Hugging Face directory, or the output directory of a run%s", path.c_str(),
-             std::filesystem::path(path).extension() == ".gguf" ? "; train_gpt import makes one of a GGUF file" : "");
+        fail(
+            "%s is no directory; HINT: a model is a Hugging Face directory, the output directory of a run, or a "
+            "file of llama.cpp (.gguf)",
+            path.c_str());
     return directory;
 }
 

@@ -30,7 +30,7 @@
 #include "../tokenizer/tokenizer.h"
 #include "classifier_command.h"
 #include "../options/options.h"
-#include "../checkpoint/hub.h"
+#include "../checkpoint/gguf_directory.h"
 #include "text_commands.h"
 
 namespace curation {
@@ -180,7 +180,7 @@ inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input
     std::vector<std::string> named = o.decontaminate;
     for (const std::string* file : {&o.language_model, &o.quality_model, &o.bad_words})
         if (!file->empty()) named.push_back(*file);
-    if (!o.tokenizer.empty()) named.push_back(Tokenizer::file_of(local_path(o.tokenizer)));
+    if (!o.tokenizer.empty()) named.push_back(Tokenizer::file_of(tokenizer_path(o.tokenizer)));
     const nlohmann::ordered_json identity = {
         {"options", options}, {"files of options", describe_files(named)}, {"input", describe_files(input.text.files)}};
     return nlohmann::json::parse(json_text(identity));
@@ -305,7 +305,7 @@ public:
         }
         // Detects errors that later passes would otherwise report after hours.
         if (mixing_.wanted()) mix_sources(input_.sources, std::vector<double>(input_.sources.size(), 1), mixing_);
-        if (!o.tokenizer.empty()) tokenizer_.emplace(Tokenizer::load(local_path(o.tokenizer)));
+        if (!o.tokenizer.empty()) tokenizer_.emplace(Tokenizer::load(tokenizer_path(o.tokenizer)));
         for (const std::string& file : whole_.task_files) read_task(file);
     }
 

@@ -19,6 +19,7 @@
 #include "../model/gguf.h"
 #include "../model/gguf_model.h"
 #include "../checkpoint/checkpoint.h"
+#include "../checkpoint/gguf_directory.h"
 #include "../options/options.h"
 #include "../checkpoint/model_texts.h"
 #include "../checkpoint/run_directory.h"
@@ -42,7 +43,7 @@ inline ModelConfig config_for_gguf(ModelConfig c, const GgufArchitecture& a) {
 
 // The type with this name; empty: the one of the model's own files, which loses nothing of the matrices.
 inline const GgufFileType& file_type_of(const std::string& word, const TensorSource& source, const ParameterTable& table) {
-    const std::string dtype = source.get(table.rows[0], table.rows[0].hf[0]).dtype;
+    const std::string dtype = source.gguf() ? "" : source.get(table.rows[0], table.rows[0].hf[0]).dtype;
     const std::string own = dtype == "BF16" ? "bf16" : dtype == "F16" ? "f16" : "f32";
     for (const GgufFileType& type : gguf_file_types)
         if (type.word == (word.empty() ? own : word)) return type;
@@ -137,33 +138,6 @@ inline void write_gguf(const std::string& path, const ModelConfig& c, const Gguf
     progress.finish();
 }
 
-// Assembles our tensor from the file's, as the file's configuration describes.
-inline std::vector<float> rows_from_gguf(const ModelConfig& c, const GgufArchitecture& a, const GgufReader& file,
-                                         const TensorSpec& spec) {
-    std::vector<float> ours(spec.size()), rows;
-    for (const GgufPart& part : gguf_parts(c, a, spec)) {
-        const GgufTensor* t = file.find(part.name);
-        if (!t) fail("%s has no tensor '%s', which a %s model needs", file.path().c_str(), part.name.c_str(), a.name);
-        const std::vector<int64_t> shape = part.shape(spec);
-        // A matrix of one row may be a vector.
-        if (t->shape != shape && !(t->elements == (size_t)spec.cols && part.rows == 1 && t->shape.back() == spec.cols))
-            fail("%s: tensor '%s' has shape %s; its configuration requires %s", file.path().c_str(), part.name.c_str(),
-                 shape_string(t->shape).c_str(), shape_string(shape).c_str());
-        rows.resize(t->elements);
-        file.read(*t, rows.data());
-        if (!all_finite(rows.data(), rows.size()))
-            fail("%s: tensor '%s' holds numbers that are not finite; HINT: download or copy it again", file.path().c_str(),
-                 part.name.c_str());
-        if (is_one_more(c, spec))
-            for (float& x : rows) x -= 1;
-        const size_t columns = (size_t)spec.cols, size = (size_t)part.rows * columns;
-        if (part.paired_heads > 0) reorder_pairs(rows.data(), &ours[(size_t)part.row * columns], part, spec.cols, true);
-        for (int e = 0; e < part.matrices() && part.paired_heads == 0; e++)
-            std::copy_n(&rows[(size_t)e * size], size, &ours[(size_t)(part.row + e * part.next) * columns]);
-    }
-    return ours;
-}
-
 // The elements of HfTensor t, in its layout, from ours.
 template <class E>
 std::string in_file_layout(const TensorSpec& spec, const HfTensor& t, const std::vector<float>& ours) {
@@ -219,24 +193,6 @@ void write_weights_of_gguf(const std::string& dir, const GgufReader& file, const
     progress.finish();
 }
 
-// Rejects tensors that the model does not have: the file is for another model.
-inline void check_no_other_tensors(const GgufReader& file, const ModelConfig& c, const GgufArchitecture& a) {
-    std::set<std::string> known;
-    for (const TensorSpec& spec : ParameterTable(c).rows)
-        for (const GgufPart& part : gguf_parts(c, a, spec)) known.insert(part.name);
-    for (const GgufTensor& t : file.tensors())
-        if (!known.count(t.name) && !(c.tied && t.name == "output.weight") && t.name != gguf_rope_factors)
-            fail("%s contains the tensor '%s', which a %s model does not have", file.path().c_str(), t.name.c_str(), a.name);
-}
-
-// Architectures that cannot tie the head store the embedding twice.
-inline bool same_head(const GgufReader& file) {
-    const GgufTensor *head = file.find("output.weight"), *embedding = file.find("token_embd.weight");
-    return head && embedding && head->type == embedding->type && head->shape == embedding->shape &&
-           memcmp(head->data, embedding->data, head->elements / gguf_type(head->type).elements * gguf_type(head->type).bytes) ==
-               0;
-}
-
 }  // namespace detail
 
 inline int import_command(const ImportOptions& o) {
@@ -245,37 +201,13 @@ inline int import_command(const ImportOptions& o) {
     refuse_missing(o.out.empty(), "the directory to write", "--out DIR");
     const std::string out = without_trailing_slashes(o.out);
     if (fs::exists(fs::symlink_status(out))) fail("%s exists; HINT: give the name of a directory that does not", out.c_str());
-    const GgufReader file(o.gguf);
-    GgufArchitecture a = gguf_architecture(file.metadata(), o.gguf);
-    a.split_experts = file.find("blk.0.ffn_gate.0.weight") != nullptr;
-    ModelConfig c = gguf_config(file.metadata(), o.gguf, [&](const std::string& name) { return file.find(name) != nullptr; });
-    if (a.needs_output && detail::same_head(file)) c.tied = true;
-    check_config(c);
-    if (const GgufTensor* t = file.find(gguf_rope_factors)) {
-        std::vector<float> factors(t->elements);
-        file.read(*t, factors.data());
-        c.rope_scaling = scaling_of_factors(c, factors, o.gguf);
-    }
-    c = canonical(c);
-    pad_vocabulary(c, 1);
-    detail::check_no_other_tensors(file, c, a);
+    const GgufModel model(o.gguf);
+    const GgufReader& file = model.file;
+    const GgufArchitecture& a = model.architecture;
+    const ModelConfig& c = model.c;
     const GgufTokenizer tokenizer = o.weights_only ? GgufTokenizer{} : read_gguf_tokenizer(file.metadata(), o.gguf);
     const bool as_bf16 = detail::fits_bf16(file, c, a);
-    ModelTexts texts;
-    texts.dtype = as_bf16 ? "bfloat16" : "float32";
-    texts.files = hf_tokenizer_files(tokenizer, c.T);
-    texts.has_tokenizer = !tokenizer.model.empty();
-    struct Role {
-        const char* name;
-        int id;
-    };
-    for (const auto& [name, id] : {Role{"bos_token_id", tokenizer.bos}, {"pad_token_id", tokenizer.pad}})
-        if (id >= 0) texts.ids[name] = id;
-    std::vector<int>& ends = texts.end_ids;
-    for (const int id : {tokenizer.eos, tokenizer.eot, tokenizer.eom})
-        if (id >= 0 && std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
-    if (ends.size() == 1) texts.ids["eos_token_id"] = ends[0];
-    else if (!ends.empty()) texts.ids["eos_token_id"] = ends;
+    const ModelTexts texts = texts_of_gguf(model, tokenizer, as_bf16 ? "bfloat16" : "float32");
 
     const NewDirectory directory(out);
     directory.write([&](WrittenFiles& written) {

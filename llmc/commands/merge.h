@@ -50,10 +50,12 @@ void round_to_format(const ModelConfig& c, const Part& part, const ParameterTabl
         if (!t.quantized()) continue;
         E* const at = weights + model.rows[i].offset;
         const std::vector<float> numbers(at, at + t.size());
-        std::vector<uint8_t> codes(QuantizedWeights::bytes(t.format, t.size()));
-        CHECK(quantize_weights(t.format, numbers.data(), numbers.size(), codes.data()), "%s", t.name.c_str());
-        std::vector<floatX> decoded(t.size());
-        cpu::dequantize_weights(ctx, decoded.data(), {t.format, codes.data()}, t.size());
+        std::vector<floatX> decoded(numbers.begin(), numbers.end());  // of a GGUF file, whose numbers are decoded
+        if (c.base_format != WeightFormat::gguf) {
+            std::vector<uint8_t> codes(coded_bytes(t));
+            CHECK(quantize_tensor(t, numbers.data(), codes.data()), "%s", t.name.c_str());
+            cpu::dequantize_weights(ctx, decoded.data(), {c.base_format, codes.data()}, t.size());
+        }
         std::copy(decoded.begin(), decoded.end(), at);
     }
 }

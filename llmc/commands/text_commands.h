@@ -24,7 +24,7 @@
 #include "../tokenizer/tokenizer_trainer.h"
 #include "../tokenizer/unigram_trainer.h"
 #include "../options/options.h"
-#include "../checkpoint/hub.h"
+#include "../checkpoint/gguf_directory.h"
 #include "prepare_state.h"
 
 // For conversations, or pairs of answers, instead of texts: sets how they are read, and returns the encoder.
@@ -166,7 +166,7 @@ inline int prepare_command(const PrepareOptions& given) {
     PrepareOptions o = given;
     check_prepare_options(o);
     const bool chats = o.chat || o.preference;
-    const Tokenizer tokenizer = Tokenizer::load(local_path(o.tokenizer));
+    const Tokenizer tokenizer = Tokenizer::load(tokenizer_path(o.tokenizer));
     tokenizer.warn_of_missing_end();
     if (!chats && !o.no_append_eod && tokenizer.eod_id() < 0)
         fail("%s has no end-of-document token (<|endoftext|>, <|end_of_text|>, <eos> or </s>); HINT: --no-append-eod omits it",
@@ -350,7 +350,7 @@ inline int tokenizer_command(const TokenizerOptions& o) {
                                  "pad-vocab-to-multiple", "output"})
             if (o.given.count(name))
                 fail_usage("--report measures a tokenizer; --%s only applies when training one; HINT: omit one of them", name);
-        report_tokenizer(Tokenizer::load(local_path(o.report)), reader, threads, true);
+        report_tokenizer(Tokenizer::load(tokenizer_path(o.report)), reader, threads, true);
         return 0;
     }
     check_tokenizer_options(o);

@@ -106,14 +106,15 @@ inline const float* widened(Ctx& ctx, const bf16* x, int N, int IC) {
 // A few rows against the whole weight: each weight row is read once, and multiplied with all input rows while it is in cache,
 // four at a time. Bound by memory bandwidth. A row's bits do not depend on the others. row(member, o): row o of the weight.
 template <class Row>
-void few_rows_forward(floatX* out, const floatX* inp, const float* wide, Row row, const floatX* bias, int N, int IC, int OC) {
+void few_rows_forward(floatX* out, int stride, const floatX* inp, const float* wide, Row row, const floatX* bias, int N, int IC,
+                      int OC) {
     constexpr std::array product{dot_products<1>, dot_products<2>, dot_products<3>, dot_products<4>};
     parallel_for(OC, [=](Team::Member& me, int o) {
         const floatX* const weight = row(me, o);
         float sums[few_rows];
         for (size_t n = 0; n < (size_t)N; n += product.size())
             product[std::min(product.size(), N - n) - 1](sums + n, inp + n * IC, wide + n * IC, weight, IC);
-        for (int n = 0; n < N; n++) out[(size_t)n * OC + o] = (floatX)(sums[n] + (bias ? (float)bias[o] : 0.0f));
+        for (int n = 0; n < N; n++) out[(size_t)n * stride + o] = (floatX)(sums[n] + (bias ? (float)bias[o] : 0.0f));
     });
 }
 #endif
@@ -143,7 +144,7 @@ inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const float
 #if CPU_FAST_PATHS
     if (detail::takes_few_rows(ctx, N)) {
         const auto row = [=](const Team::Member&, int o) { return weight + (size_t)o * IC; };
-        detail::few_rows_forward(out, inp, detail::widened(ctx, inp, N, IC), row, bias, N, IC, OC);
+        detail::few_rows_forward(out, OC, inp, detail::widened(ctx, inp, N, IC), row, bias, N, IC, OC);
     } else detail::gemm::linear_forward(ctx, out, {inp, weight, bias, N, IC, OC});
 #endif
 }
@@ -155,15 +156,13 @@ inline bool decodes_rows([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] int N
     return false;
 #endif
 }
-inline void quantized_linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const QuantizedWeights& weight,
-                                     const floatX* bias, int N, int IC, int OC, floatX* dequantized) {
-    const size_t n = (size_t)OC * IC;
-    if (!decodes_rows(ctx, N)) {
-        dequantize_weights(ctx, dequantized, weight, n);
-        return linear_forward(ctx, out, inp, dequantized, bias, N, IC, OC);
-    }
+inline void quantized_linear_forward([[maybe_unused]] Ctx& ctx, [[maybe_unused]] floatX* out, [[maybe_unused]] int stride,
+                                     [[maybe_unused]] const floatX* inp, [[maybe_unused]] const QuantizedWeights& weight,
+                                     [[maybe_unused]] const floatX* bias, int N, [[maybe_unused]] int IC,
+                                     [[maybe_unused]] int OC) {
+    CHECK(decodes_rows(ctx, N), "%d rows", N);
 #if CPU_FAST_PATHS
-    const size_t wide = round_up((size_t)N * IC * sizeof(float), (size_t)64), of_row = (size_t)IC;
+    const size_t wide = round_up((size_t)N * IC * sizeof(float), (size_t)64), of_row = (size_t)IC, n = (size_t)OC * IC;
     char* const memory = (char*)ctx.scratch(wide + (size_t)op_threads() * of_row * sizeof(floatX));
     floatX* const rows = (floatX*)(memory + wide);  // one for each thread
     const auto row = [=](const Team::Member& me, int o) {
@@ -171,7 +170,7 @@ inline void quantized_linear_forward(Ctx& ctx, floatX* out, const floatX* inp, c
         detail::dequantize_part(decoded, weight, n, (size_t)o * of_row, of_row);
         return (const floatX*)decoded;
     };
-    detail::few_rows_forward(out, inp, detail::widened((float*)memory, inp, N, IC), row, bias, N, IC, OC);
+    detail::few_rows_forward(out, stride, inp, detail::widened((float*)memory, inp, N, IC), row, bias, N, IC, OC);
 #endif
 }
 

@@ -72,10 +72,13 @@ void backward_during_transfers(const Pass& p, const Linear& l, floatX* dinp, con
 
 // The weights of a layer (out, in). Quantized ones are decoded into a buffer that all layers share: valid until the next call.
 inline const floatX* weights_of(const Pass& p, const Linear& l) {
-    if (!l.quantized.used()) return l.w;
-    be::dequantize_weights(p.ctx, p.m.a.dequantized, l.quantized, (size_t)l.out * l.in);
+    if (l.coded.empty()) return l.w;
+    for (const QuantizedRows& r : l.coded)
+        be::dequantize_weights(p.ctx, p.m.a.dequantized + (size_t)r.row * l.in, r.weights, (size_t)r.rows * l.in);
     return p.m.a.dequantized;
 }
+// True if the product of a pass decodes rows while it multiplies.
+inline bool decodes_rows(const Pass& p, const Linear& l) { return !l.coded.empty() && be::decodes_rows(p.ctx, p.N()); }
 
 // ---- gradients of weights (gradients.h) -------------------------------------------------------------------------------------
 
@@ -233,9 +236,11 @@ inline void linear_forward(const Pass& p, const Linear& l, floatX* out, const Li
         if (l.lora) adapters_forward(p, l, product, gather_from_sequence_parallel(p, inp.bf16, p.input_rows(l), l.in));
     } else {
         const floatX* all_inp = whole_input(p, l, inp);
-        if (l.quantized.used())
-            be::quantized_linear_forward(p.ctx, product, all_inp, l.quantized, bias, p.N(), l.in, l.out, p.m.a.dequantized);
-        else be::linear_forward(p.ctx, product, all_inp, l.w, bias, p.N(), l.in, l.out);
+        if (decodes_rows(p, l))
+            for (const QuantizedRows& r : l.coded)
+                be::quantized_linear_forward(p.ctx, product + r.row, l.out, all_inp, r.weights, bias ? bias + r.row : nullptr,
+                                             p.N(), l.in, r.rows);
+        else be::linear_forward(p.ctx, product, all_inp, weights_of(p, l), bias, p.N(), l.in, l.out);
         if (l.lora) adapters_forward(p, l, product, all_inp);
     }
     if (l.row_parallel()) reduce_from_tensor_parallel(p, out);
@@ -295,6 +300,4 @@ inline void linear_backward(const Pass& p, const Linear& l, floatX* dinp, const 
 }
 
 // True if a layer's product can be fused with another op: it is in bf16, and nothing else adds to it.
-inline bool fuses(const Pass& p, const Linear& l) {
-    return !p.fp8(l.block) && !l.lora && !(l.quantized.used() && be::decodes_rows(p.ctx, p.N()));
-}
+inline bool fuses(const Pass& p, const Linear& l) { return !p.fp8(l.block) && !l.lora && !decodes_rows(p, l); }

@@ -172,6 +172,12 @@ struct NormLayer {
     bool exists() const { return params.weight; }
 };
 
+// Rows of a quantized matrix.
+struct QuantizedRows {
+    QuantizedWeights weights;
+    int row, rows;
+};
+
 // One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes. In a mixture fc1 and
 // fc2 have the matrices of all experts, next to each other.
 struct Linear {
@@ -180,7 +186,7 @@ struct Linear {
     int in, out;                         // columns and rows of w; in a mixture of one expert's
     const TensorSpec* tensor;            // of w
     const floatX *w, *b;                 // (out, in) (out); b null: the family has no biases
-    QuantizedWeights quantized;          // w, which is then null
+    std::vector<QuantizedRows> coded;    // w, if it is quantized; w is then null
     real *dw, *db;                       // gradients as ops write them; null: frozen
     LoraLayer* lora;                     // null: no adapters
     uint8_t *fp8, *fp8_t;                // of w (out, in), and of its transpose (in, out); null: computed when needed

@@ -353,7 +353,9 @@ inline void bind_linears(Model& m) {
             std::tie(l.w, l.b) = p.weight_and_bias(l.matrix);
             std::tie(l.dw, l.db) = g.weight_and_bias(l.matrix);
             if (l.tensor->quantized()) {
-                l.quantized = {l.tensor->format, m.frozen->quantized + l.tensor->offset};
+                l.coded.clear();
+                for (const CodedRows& r : coded_rows(*l.tensor))
+                    l.coded.push_back({{r.format, m.frozen->quantized + l.tensor->offset + r.offset}, r.row, r.rows});
                 l.w = nullptr;
             }
             if (!m.fp8.scale) continue;

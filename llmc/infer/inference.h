@@ -61,6 +61,8 @@ void open_model(InferenceRun& run, const Options& o, bool needs_tokenizer, const
     choose_matrix_unit(run.world, run.ctx, o.matrix_unit, {});
     static_cast<AdaptedModel&>(run) = find_model(run.world, o);
     if (o.quantize_base != "auto") run.c.base_format = weight_format(o.quantize_base);
+    refuse_without(run.c.base_format == WeightFormat::gguf && run.c.coded.empty(), "--quantize-base gguf",
+                   "--model with a GGUF file");
     refuse_quantized_mixture(run.c);
     check_backend_takes(run.c);
     run.tokenizer = tokenizer_of_model(run.dir, run.c.V, needs_tokenizer, run.main_rank());

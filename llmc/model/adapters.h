@@ -19,9 +19,14 @@ inline ParameterTable trained_table(const ModelConfig& c) { return trained_table
 // The table of a frozen model. The matrices of its blocks may be quantized (llmc/quantized.h) and are then in another buffer.
 inline ParameterTable frozen_table(const ModelConfig& c, const Part& part) {
     std::vector<TensorSpec> tensors = tensors_of_model(c, part);
-    for (TensorSpec& t : tensors)
-        if (t.block >= 0 && !t.vector() && !t.of_mixture) t.format = c.base_format;
-    return ParameterTable(part, tensors, 64);
+    for (TensorSpec& t : tensors) {
+        if (t.block < 0 || t.vector() || t.of_mixture || !c.quantized()) continue;
+        if (c.base_format != WeightFormat::gguf) t.formats.assign(t.hf.size(), c.base_format);
+        else if (const auto found = c.coded.find(t.name); found != c.coded.end()) t.formats = found->second;
+    }
+    ParameterTable table(part, tensors, 64);
+    table.base_format = c.base_format;
+    return table;
 }
 
 // The configuration of the model without its adapters.

@@ -381,11 +381,15 @@ inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitec
     return {part(found->theirs, 0, 0)};
 }
 
-// Reorders rows of heads: (heads, 2, HS/2, cols) to (heads, HS/2, 2, cols), or back.
+// The row in the file of our row, where heads' rows (heads, 2, HS/2) are stored as (heads, HS/2, 2).
+inline int paired_row(const GgufPart& part, int row) {
+    const int HS = part.rows / part.paired_heads, half = row % HS / (HS / 2), i = row % (HS / 2);
+    return row / HS * HS + 2 * i + half;
+}
+// Reorders rows of heads to the file's order, or back.
 inline void reorder_pairs(const float* in, float* out, const GgufPart& part, int cols, bool back) {
-    const int HS = part.rows / part.paired_heads;
     for (int row = 0; row < part.rows; row++) {
-        const int half = row % HS / (HS / 2), i = row % (HS / 2), paired = row / HS * HS + 2 * i + half;
+        const int paired = paired_row(part, row);
         const int from = back ? paired : row, to = back ? row : paired;
         std::copy_n(in + (size_t)from * cols, cols, out + (size_t)to * cols);
     }

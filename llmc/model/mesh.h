@@ -114,14 +114,18 @@ inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp, int ep, int 
 // sequence must be divisible, so that a smaller last micro-batch can be split too.
 inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_parallel, int64_t rows) {
     const WeightFormatRow& row = weight_format_row(c.base_format);
+    size_t block = row.block;
+    if (c.base_format == WeightFormat::gguf && tp > 1)
+        for (const auto& [name, formats] : c.coded)
+            for (const WeightFormat format : formats) block = std::max(block, weight_format_row(format).block);
     for (const auto& [columns, of] : {std::pair(c.C, "the model's width"),
                                       {c.NH * c.HS() / tp, "columns of proj (heads x their size)"},
                                       {c.F / tp, "columns of fc2 (feed-forward width)"}})
-        if ((size_t)columns % row.block)
+        if ((size_t)columns % block)
             fail_usage(
                 "--quantize-base %s requires rows in whole blocks of %zu; on each of %d tensor-parallel ranks, %s: %d; "
                 "HINT: %s",
-                row.word, row.block, tp, of, columns,
+                row.word, block, tp, of, columns,
                 tp > 1 ? "a smaller --tensor-model-parallel-size" : "another format, or none");
     if (tp == 1) return;
     const auto divides = [&](int n, const char* what) {

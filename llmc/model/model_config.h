@@ -4,6 +4,7 @@
 #include <climits>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -134,6 +135,7 @@ struct ModelConfig {
     LoraConfig lora;                                // low-rank adapters, trained while the model's parameters are frozen
     VirtualTokensConfig virtual_tokens;             // or virtual tokens, trained in the same way
     WeightFormat base_format = WeightFormat::none;  // of the frozen matrices of blocks
+    std::map<std::string, std::vector<WeightFormat>> coded;  // the formats of a GGUF file's matrices (gguf_weights.h)
 
     bool adapted() const { return lora.on() || virtual_tokens.on(); }
     bool quantized() const { return base_format != WeightFormat::none; }

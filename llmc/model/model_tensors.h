@@ -77,9 +77,9 @@ struct TensorSpec {
     // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
     int replicated_rows = 0, replicas = 1;
 
-    WeightFormat format = WeightFormat::none;  // quantized: it is in another buffer
-    size_t offset = 0;                         // elements from the start of the buffer; quantized: bytes
-    bool quantized() const { return format != WeightFormat::none; }
+    std::vector<WeightFormat> formats = {};  // of the rows of each of hf; empty: not quantized, else it is in another buffer
+    size_t offset = 0;                       // elements from the start of the buffer; quantized: bytes
+    bool quantized() const { return !formats.empty(); }
     size_t size() const { return (size_t)rows * cols; }
     bool vector() const { return group != Group::matrix; }  // 1-D in files
     // A router, or a shared expert's gate.
@@ -90,6 +90,34 @@ struct TensorSpec {
         return -1;
     }
 };
+
+// Consecutive rows of a quantized tensor with one format, and the bytes of the tensor before their codes.
+struct CodedRows {
+    WeightFormat format;
+    int row, rows;
+    size_t offset;
+};
+inline std::vector<CodedRows> coded_rows(const TensorSpec& t) {
+    std::vector<CodedRows> all;
+    for (size_t i = 0; i < t.formats.size(); i++) {
+        const int begin = t.hf[i].row, end = begin + t.hf[i].rows;
+        int rows = 0;
+        for (const RowBlock& b : t.blocks)
+            rows += std::max(0, std::min(b.whole_row + b.rows, end) - std::max(b.whole_row, begin));
+        if (!all.empty() && all.back().format == t.formats[i]) all.back().rows += rows;
+        else all.push_back({t.formats[i], all.empty() ? 0 : all.back().row + all.back().rows, rows, 0});
+    }
+    size_t at = 0;
+    for (CodedRows& r : all) {
+        r.offset = at;
+        at += QuantizedWeights::bytes(r.format, (size_t)r.rows * t.cols);
+    }
+    return all;
+}
+inline size_t coded_bytes(const TensorSpec& t) {
+    const CodedRows last = coded_rows(t).back();
+    return last.offset + QuantizedWeights::bytes(last.format, (size_t)last.rows * t.cols);
+}
 
 // Pointers to a block's tensors, with this rank's shapes (LocalSizes). Null where the model has no such tensor.
 template <class E>

@@ -28,13 +28,14 @@ struct FactorRange {
 struct ParameterTable {
     Part part;
     std::vector<TensorSpec> rows;
-    std::vector<FactorRange> factors;  // of the whole buffer, in order; one range in the standard parametrization
-    size_t size = 0;                   // elements of the buffer, including padding
-    size_t quantized_bytes = 0;        // of the buffer of quantized tensors (frozen_table)
-    size_t decayed = 0;                // elements before this index are matrices, to which weight decay applies
-    size_t shared = 0;                 // elements from this index on are whole on every tp rank: row-parallel biases and norms
-    size_t partial = 0;                // from this index on each tp rank has a partial sum of the gradient (Group::partial)
-    size_t trained = 0;                // parameters as in the model's files: each once, without padding
+    std::vector<FactorRange> factors;               // of the whole buffer, in order; one range in the standard parametrization
+    size_t size = 0;                                // elements of the buffer, including padding
+    size_t quantized_bytes = 0;                     // of the buffer of quantized tensors (frozen_table)
+    WeightFormat base_format = WeightFormat::none;  // of ModelConfig, in the table of a frozen model
+    size_t decayed = 0;                             // elements before this index are matrices, to which weight decay applies
+    size_t shared = 0;   // elements from this index on are whole on every tp rank: row-parallel biases and norms
+    size_t partial = 0;  // from this index on each tp rank has a partial sum of the gradient (Group::partial)
+    size_t trained = 0;  // parameters as in the model's files: each once, without padding
 
     // The numbers of decayed and other elements are padded to multiples of `multiple`, so that they divide into equal shards.
     ParameterTable(const Part& held, std::vector<TensorSpec> tensors, size_t multiple) : part(held), rows(std::move(tensors)) {
@@ -43,7 +44,7 @@ struct ParameterTable {
             for (TensorSpec& spec : rows) {
                 if (spec.group != group) continue;
                 spec.offset = spec.quantized() ? quantized_bytes : size;
-                if (spec.quantized()) quantized_bytes += QuantizedWeights::bytes(spec.format, spec.size());
+                if (spec.quantized()) quantized_bytes += coded_bytes(spec);
                 else size = round_up(size + spec.size(), 64);
                 for (const HfTensor& t : spec.hf) trained += (size_t)t.rows * spec.whole_cols;
             }

@@ -94,9 +94,10 @@ inline Allowed one_of(Strings choices) {
       "without --model: on the model that they name")
 
 #define FORMAT_OPTIONS(X)                                                                                                \
-    X(std::string, quantize_base, "", "auto", one_of({"auto", "none", "nf4", "q4_k", "q5_k", "q6_k", "q8_0"}), "Model",  \
-      "keep the matrices of the model's blocks in 4 bits per weight (nf4, q4_k), 5 (q5_k), 6 (q6_k) or 8 (q8_0); auto: " \
-      "as --adapter was trained, else none")
+    X(std::string, quantize_base, "", "auto", one_of({"auto", "none", "nf4", "q4_k", "q5_k", "q6_k", "q8_0", "gguf"}),   \
+      "Model",                                                                                                           \
+      "keep the matrices of the model's blocks in 4 bits per weight (nf4, q4_k), 5 (q5_k), 6 (q6_k) or 8 (q8_0), or as " \
+      "they are in a GGUF file (gguf); auto: as --adapter was trained, else gguf for such a file, else none")
 
 // A mixture of experts in place of layers' MLPs.
 #define MIXTURE_OPTIONS(X)                                                                                                     \
@@ -208,8 +209,8 @@ inline Allowed one_of(Strings choices) {
     X(std::string, preset, "", "", word("PRESET"), "Model",                                                                    \
       "shape of the model, published or small, such as gpt2-124m or quickstart; train_gpt help presets lists them")            \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                        \
-      "model to start from instead of random weights: a Hugging Face directory, the output directory of a run, or the name "   \
-      "of a model in Hugging Face's cache (ORG/NAME)")                                                                         \
+      "model to start from instead of random weights: a Hugging Face directory, the output directory of a run, a GGUF "        \
+      "file, or the name of a model in Hugging Face's cache (ORG/NAME)")                                                       \
     X(std::string, size, "", "", word("N"), "Model",                                                                           \
       "target parameter count (15m, 350m, 1.5b); unset model, batch, learning-rate, weight-decay, warm-up and length options " \
       "are derived from it by published rules; --dry-run shows them")                                                          \
@@ -238,7 +239,8 @@ inline Allowed one_of(Strings choices) {
       "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: all, "  \
       "in a mixture of experts attention's")                                                                                   \
     X(std::string, quantize_base, "", "none", one_of(weight_format_words()), "Adapters",                                       \
-      "keep the matrices of the frozen model's blocks in 4 bits per weight (nf4, q4_k), 5 (q5_k), 6 (q6_k) or 8 (q8_0)")       \
+      "keep the matrices of the frozen model's blocks in 4 bits per weight (nf4, q4_k), 5 (q5_k), 6 (q6_k) or 8 (q8_0), or "   \
+      "as they are in a GGUF file (gguf: the default if --model is one)")                                                      \
     X(int, prompt_tokens, "", 0, between(1, 65536), "Adapters",                                                                \
       "train this many virtual tokens before every sequence (prompt tuning); --model's weights are frozen")                    \
     X(std::string, prompt_encoder, "", "", one_of({"none", "mlp", "lstm"}), "Adapters",                                        \
@@ -593,8 +595,8 @@ inline Allowed one_of(Strings choices) {
 
 #define GENERATE_OPTIONS(X)                                                                                                    \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                        \
-      "model for generation: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name of " \
-      "a model in Hugging Face's cache")                                                                                       \
+      "model for generation: a Hugging Face directory, the output directory of a run (its newest checkpoint), a GGUF file, "   \
+      "or the name of a model in Hugging Face's cache")                                                                        \
     ADAPTER_OPTIONS(X)                                                                                                         \
     FORMAT_OPTIONS(X)                                                                                                          \
     X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                       \
@@ -626,8 +628,8 @@ inline Allowed one_of(Strings choices) {
 
 #define SERVE_OPTIONS(X)                                                                                                    \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                     \
-      "model to serve: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name of a "  \
-      "model in Hugging Face's cache")                                                                                      \
+      "model to serve: a Hugging Face directory, the output directory of a run (its newest checkpoint), a GGUF file, or "   \
+      "the name of a model in Hugging Face's cache")                                                                        \
     ADAPTER_OPTIONS(X)                                                                                                      \
     FORMAT_OPTIONS(X)                                                                                                       \
     X(std::string, served_model_name, "", "", word("NAME"), "Model",                                                        \
@@ -655,8 +657,8 @@ inline Allowed one_of(Strings choices) {
 
 #define EVAL_OPTIONS(X)                                                                                                       \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                       \
-      "model to evaluate: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name of a " \
-      "model in Hugging Face's cache")                                                                                        \
+      "model to evaluate: a Hugging Face directory, the output directory of a run (its newest checkpoint), a GGUF file, "     \
+      "or the name of a model in Hugging Face's cache")                                                                       \
     ADAPTER_OPTIONS(X)                                                                                                        \
     FORMAT_OPTIONS(X)                                                                                                         \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                              \

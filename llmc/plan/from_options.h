@@ -144,6 +144,7 @@ inline void set_adapters(const TrainOptions& o, ModelConfig& c) {
                        "--lora-rank 16 trains adapters on it; a model whose own weights are trained cannot be quantized");
         refuse_together(!o.fp8_format.empty(), option, "--fp8-format", "products with quantized weights are in bf16");
         refuse_quantized_mixture(c);
+        refuse_without(c.base_format == WeightFormat::gguf && c.coded.empty(), option, "--model with a GGUF file");
     }
     c.lora = detail::lora_of(o, c);
     c.virtual_tokens = detail::virtual_tokens_of(o, c);

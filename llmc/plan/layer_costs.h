@@ -11,6 +11,7 @@
 
 #include "../base/check.h"
 #include "../base/math.h"
+#include "../model/adapters.h"
 #include "../model/flops.h"
 #include "../model/mesh.h"
 #include "../model/model_config.h"
@@ -273,10 +274,15 @@ inline double bytes_of_combining(const PlanInput& in, bool mixture) {
 }
 // The weights of a quantized layer are decoded before their products, forward and backward: codes are read, numbers written.
 inline double bytes_of_decoding(const PlanInput& in) {
-    const WeightFormatRow& format = weight_format_row(in.c.base_format);
     if (!in.c.quantized()) return 0;
+    double bytes = 0, n = 0;
+    for (const TensorSpec& t : frozen_table(in.c, whole_model(in.c)).rows) {
+        if (!t.quantized()) continue;
+        bytes += (double)coded_bytes(t);
+        n += (double)t.size();
+    }
     const double weights = layer_products_flops(flop_sizes_of_layer(in.c, in.T, false)) / 2 / in.tp;
-    return weights * ((double)(format.code_bytes + format.scale_bytes) / (double)format.block + (double)in.bytes_per_element);
+    return n > 0 ? weights * (bytes / n + (double)in.bytes_per_element) : 0;
 }
 // Bytes that the efficiency does not include: of rows it includes 1 / tp.
 inline ElementwiseBytes bytes_apart(const PlanInput& in, bool mixture) {

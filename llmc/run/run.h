@@ -164,7 +164,10 @@ inline void adjust_options(Run& run) {
     run.ctx.plain = o.plain;
     apply_time_budget(o);
     plan_for(run.ctx, o);
+    refuse_gguf_on_ranks(run.world, o.model);
     if (!o.model.empty()) o.model = model_directory(o.model);
+    if (!o.given.count("quantize-base") && (o.lora_rank || o.prompt_tokens) && !o.model.empty() && gguf_model_in(o.model))
+        o.quantize_base = "gguf";
     o.optimizer = optimizer_row(o.optimizer).word;
     check_recomputation(o);
     check_optimizer(o);
@@ -191,7 +194,7 @@ inline void load_tokenizer(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("loading the tokenizer");
     if (!o.tokenizer.empty()) {
-        run.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(local_path(o.tokenizer)));
+        run.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(tokenizer_path(o.tokenizer)));
         check_tokenizer_of_model(run.model_directory(), *run.tokenizer);
         if (run.main_rank()) run.tokenizer->warn_of_missing_end();
         if (!run.model_directory().empty()) run.tokenizer->fit(read_config(run.model_directory()).V, run.main_rank());

@@ -71,7 +71,7 @@ TEST(Quantized, Nf4HasTheBitsOfBitsandbytes) {
 
 TEST(Quantized, OtherFormatsHaveTheBitsOfGgufFiles) {
     for (const WeightFormatRow& row : weight_formats) {
-        if (row.value == WeightFormat::none || row.value == WeightFormat::nf4) continue;
+        if (row.block == 1 || row.value == WeightFormat::nf4) continue;
         const GgufType type = gguf_type_of(row.value);
         for (const size_t blocks : {(size_t)1, (size_t)33, (size_t)700}) {
             const size_t n = blocks * row.block;
@@ -126,7 +126,7 @@ TEST(Quantized, ProductsHaveTheBitsOfDecodedWeights) {
         Buffer<uint8_t> coded(codes.size(), "codes");
         coded.set(codes);
         const QuantizedWeights weight = {format, coded.p()};
-        Buffer<floatX> dequantized(n, "dequantized"), scratch(n, "scratch"), bias(OC, "bias");
+        Buffer<floatX> dequantized(n, "dequantized"), bias(OC, "bias");
         backend::dequantize_weights(ctx, dequantized.p(), weight, n);
         std::vector<floatX> numbers(OC);
         for (int i = 0; i < OC; i++) numbers[(size_t)i] = hashed((uint32_t)i + 7);
@@ -136,9 +136,10 @@ TEST(Quantized, ProductsHaveTheBitsOfDecodedWeights) {
             for (size_t i = 0; i < x.size(); i++) x[i] = hashed((uint32_t)i + 100);
             Buffer<floatX> inp(x.size(), "inp"), expected((size_t)N * OC, "expected"), out((size_t)N * OC, "out");
             inp.set(x);
+            if (!backend::decodes_rows(ctx, N)) continue;
             for (const floatX* b : {(const floatX*)nullptr, (const floatX*)bias.p()}) {
                 backend::linear_forward(ctx, expected.p(), inp.p(), dequantized.p(), b, N, IC, OC);
-                backend::quantized_linear_forward(ctx, out.p(), inp.p(), weight, b, N, IC, OC, scratch.p());
+                backend::quantized_linear_forward(ctx, out.p(), OC, inp.p(), weight, b, N, IC, OC);
                 EXPECT_EQ(memcmp(expected.get().data(), out.get().data(), (size_t)N * OC * sizeof(floatX)), 0) << N;
             }
         }
