@@ -49,6 +49,13 @@ expect "they learn it, too" above "$(value lora valid 40 reward_accuracy)" 0.99
 expect "the model under them is their reference" same tuned lora training/reference.safetensors
 expect "adapters, resumed" dpo --resume lora/step_00000020 --train-iters 40 --lr 1e-2 --out lora-resumed
 expect "their bits" same lora lora-resumed adapter_model.safetensors
+coded=(--lora-rank 4 --lr 1e-2 --quantize-base q8_0 --train-iters 40)
+expect "adapters on a quantized model" dpo "${coded[@]}" --save-every 20 --keep 0 --out coded
+expect "they begin with no preference" test "$(value coded step 1 loss | cut -c 1-6),$(value coded step 1 reward_margin)" == 0.6931,0.0
+expect "they learn it, too" above "$(value coded valid 40 reward_accuracy)" 0.99
+expect "the quantized model is their reference" refused same lora coded training/reference.safetensors
+expect "on a quantized model, resumed" dpo --resume coded/step_00000020 "${coded[@]}" --out coded-resumed
+expect "to the same bits" same coded coded-resumed adapter_model.safetensors
 expect "ipo, recomputed" dpo --train-iters 40 --dpo-loss ipo --recompute full --out ipo
 expect "it learns it" above "$(value ipo valid 40 reward_accuracy)" 0.99
 expect "smoothed labels, twice computed" dpo --train-iters 6 --dpo-label-smoothing 0.2 --detect-nondeterminism 2 --out smoothed
