@@ -547,9 +547,15 @@ static void recompute_block(const Pass& p, int i) {
     quantize_input(p, b.fc2(), s.mlp.act);
 }
 
-// After the backward pass of a block, the head or the embedding: rounds bf16 gradients (gradients.h).
+// Before and after the backward pass of a block, the head or the embedding, for gradients that are not accumulated in place: in
+// bf16 (gradients.h), or reduced in every micro-batch (sharded_gradients.h).
+static void begin_block(const Pass& p, int block) {
+    if (p.m.sharded_grads.used()) p.m.sharded_grads.begin(p.ctx, p.m, block);
+    else p.m.micro_grads.begin(p.ctx, block);
+}
 static void end_block(const Pass& p, int block) {
-    p.m.micro_grads.end(p.ctx, p.m.table, p.m.grads, block, p.in.gradients, p.in.rounding_key);
+    if (p.m.sharded_grads.used()) reduce_section(p.ctx, p.m, block, p.in.gradients, p.in.rounding_key);
+    else p.m.micro_grads.end(p.ctx, p.m.table, p.m.grads, block, p.in.gradients, p.in.rounding_key);
 }
 
 // The steps of block_forward in reverse. On entry dx is the gradient of the block's output, on return of its input. A residual
@@ -563,7 +569,7 @@ static void block_backward(const Pass& p, int i) {
     real* const dfc2_bias = i > 0 ? p.summed_bias(p.m.blocks[(size_t)block - 1].fc2()) : nullptr;  // preceding block's
     const floatX* norm2_inp = p.m.c.parallel() ? s.x : s.mid;
     recompute_block(p, i);
-    p.m.micro_grads.begin(p.ctx, block);
+    begin_block(p, block);
 
     mlp_backward(p, b, /*out*/ dnorm, /*in*/ dx, s.mlp, s.norm2);                                            // 6
     const floatX* dattn = add_norm2_backward(p, b, /*out*/ dx, dbranch, /*in*/ dnorm, s.stats2, norm2_inp);  // 5
@@ -582,6 +588,7 @@ static void block_backward(const Pass& p, int i) {
 // the head and of the blocks' matrices, most of the memory (MicroBatch::gradients), which saves clearing and reading them. With
 // gradients in bf16, the first micro-batch sets all of them.
 void begin_gradients(be::Ctx& ctx, Model& m) {
+    if (m.sharded_grads.used()) return m.sharded_grads.begin_step(ctx, m.table);
     if (m.micro_grads.used()) return;
     if (m.c.virtual_tokens.on()) return be::clear(ctx, m.grads.data, m.table.size * sizeof(real));
     const bool set_by_head = m.c.tied && m.table.part.last;
@@ -623,7 +630,7 @@ static void embed_backward(const Pass& p) {
     Model& m = p.m;
     floatX* dembedded = m.c.embedding_norm ? m.a.dnorm : m.a.dx;
     const Dropout dropout = p.dropout(m.c.embedding_dropout, 0);
-    m.micro_grads.begin(p.ctx, TensorSpec::embedding);
+    begin_block(p, TensorSpec::embedding);
     if (dropout.rate > 0) p.drop(m.a.dx, m.a.dx, dropout);
     if (m.c.embedding_norm)
         norm_backward(p, m.embedding_norm, dembedded, nullptr, m.a.dx, p.in.embedding_stats, p.in.embedded, Acc::Set);
@@ -663,7 +670,7 @@ static void compare_answers(const Pass& p) {
 static void add_head_gradient(const Pass& p, int row, int rows, const floatX* inp) {
     const Model& m = p.m;
     const uint64_t key = BlockGradients::key_of_head(p.in.rounding_key, row / m.a.head_rows);
-    add_weight_gradient(p, *m.specs.head, m.g.head, row ? Acc::Add : p.in.gradients, key,
+    add_weight_gradient(p, *m.specs.head, m.g.head, row ? Acc::Add : acc_of_matrices(p), key,
                         [&](const Elements& dweight, int first, int n, Acc acc) {
                             const Columns dlogits = {m.a.logits + first, m.local.Vpl};
                             be::linear_backward_weight_rows(p.ctx, dweight, nullptr, dlogits, inp, rows, m.c.C, n, acc);
@@ -691,7 +698,7 @@ void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         for (int row = 0; row < N; row += a.head_rows) classify(p, row, logits(row), 0, 0, false);
         compare_answers(p);
     }
-    if (training) m.micro_grads.begin(p.ctx, TensorSpec::head);
+    if (training) begin_block(p, TensorSpec::head);
     for (int row = 0; row < N; row += a.head_rows) {
         const int rows = keeps_logits ? N : logits(row);
         const floatX* inp = normed + (size_t)row * C;
@@ -810,6 +817,12 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
 // that each compute a part of a tensor's gradient. Returns false if the run is to stop.
 static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
+    if (m.sharded_grads.used()) {
+        m.sharded_grads.overlap = !t.o.no_overlap;
+        const bool done = run_micro_batches(t, global_batch, loss_scale, [](int) {});
+        finish_sections(t.ctx, m);
+        return done;
+    }
     GradientReducer reducer(t.ctx, *m.ranks, m.shards, m.table, m.grads, !t.o.no_overlap);
     const bool done = run_micro_batches(t, global_batch, loss_scale, [&](int block) {
         reduce_replicas(t.ctx, m, block);
@@ -909,8 +922,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
     }
     t.faults.in_summed_gradients(t.batch());
     t.memory_check.require_unchanged(t.state.step);
-    for (const Range& r : t.m.not_duplicated)
-        be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads.from(r.begin), r.end - r.begin);
+    t.m.for_each_own_gradient([&](const Elements& x, size_t n) { be::add_squares(t.ctx, &t.m.a.sums->squares, x, n); });
     const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
     const double norm = std::sqrt(sums.squares), loss = sums.loss(), z = sums.z / sums.n;
     // Clipping as in Megatron: all gradients times clip / (norm + 1e-6), if that factor is below 1.

@@ -63,6 +63,20 @@ many=(--norm-place both --qk-layernorm --kv-channels 32 --window-size 9 --window
 expect "many options on one rank" train 1 many "${many[@]}"
 layouts "many options" many many "${many[@]}" --check-replicas 4 -- "2 --zero 1" "2 --cp 2" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel"
 # A sample's rows cut over ranks: every kind of mask and position, dropout, validation; checkpoints resume in every layout.
+# ZeRO-2: no rank keeps whole gradients. With one micro-batch in a step its sums have ZeRO-1's bits, without clipping, as the
+# norm's order of summation depends on the sharding.
+layouts "ZeRO-2" one sharded --zero 2 --check-replicas 4 -- "2" "4 --tp 2 --resume one/step_00000003" "4 --pp 2 --vpp 2 --main-grads-dtype bf16" "2 --cp 2"
+layouts "ZeRO-2, many options" many "many sharded" --zero 2 "${many[@]}" -- "4 --tp 2" "2 --recompute full --ema-decay 0.9"
+single=(--micro-batch-size 4 --clip-grad 0 --ddp-bucket-size 4096)
+for tied in --untie-embeddings-and-output-weights --no-untie-embeddings-and-output-weights; do
+    for stage in 1 2; do expect "ZeRO-$stage, one micro-batch" train 2 "single $stage" --zero $stage "${single[@]}" $tied; done
+    expect "ZeRO-2 has ZeRO-1's bits" everything_same "single 1" "single 2"
+    expect "ZeRO-2 resumes ZeRO-1, without overlap, with threads" train 2 "single again" --zero 2 "${single[@]}" $tied --no-overlap --threads 2 --resume "single 1/step_00000003"
+    expect "with every bit" everything_same "single 1" "single again"
+    rm -rf single\ *
+done
+expect "ZeRO-2 and gradients computed twice: refused" refused train 2 x --zero 2 --detect-nondeterminism 2
+says "by name" "--detect-nondeterminism.*--zero 2"
 layouts "context parallel" one context --check-replicas 4 -- "2 --cp 2" "4 --cp 4 --zero 0 --recompute full" "4 --cp 2 --tp 2 --resume one/step_00000003" "4 --cp 2 --pp 2 --vpp 2"
 expect "one rank resumes what cp 4 wrote" train 1 "context one" --resume "context 4 --cp 4 --zero 0 --recompute full/step_00000003"
 expect "and goes on with one rank's losses" near one "context one" 5
@@ -87,6 +101,7 @@ says "why" "context-parallel-size 3"
 mixture=(--num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 1e-3)
 expect "a mixture on one rank" train 1 mixture "${mixture[@]}"
 # With expert parallelism a rank has some of the experts, for the rows of several ranks.
+layouts "a mixture, ZeRO-2" mixture "mixture sharded" "${mixture[@]}" --zero 2 -- "2 --ep 2" "4 --ep 2 --recompute mlp"
 layouts "a mixture" mixture mixture "${mixture[@]}" --check-replicas 4 -- "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" \
     "4 --tp 4 --no-sequence-parallel --recompute full" "2 --ep 2 --resume mixture/step_00000003" "4 --ep 2 --tp 2 --sample-interval 4" "4 --ep 2 --zero 0 --recompute mlp"
 expect "a mixture on three ranks" train 3 "mixture 3" "${mixture[@]}" --check-replicas 4 --ep 3 --global-batch-size 12 --eval-iters 0
@@ -205,7 +220,7 @@ for i in $(seq 1 60); do echo "{\"messages\": [{\"role\": \"user\", \"content\":
 expect "conversations" "$program" prepare --input chat.jsonl --output chat --tokenizer tok --chat --chat-template plain
 chat=("${tuned[@]}" --data-path chat --clip-grad 0)
 expect "conversations on one rank" train 1 chat "${chat[@]}"
-layouts "conversations" chat chat "${chat[@]}" -- "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1" "2 --zero 0 --recompute full"
+layouts "conversations" chat chat "${chat[@]}" -- "4 --tp 2 --zero 2" "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1" "2 --zero 0 --recompute full"
 expect "conversations, a pipeline: one rank's bits" cmp chat/latest/adapter_model.safetensors "chat 2 --pp 2 --vpp 2/latest/adapter_model.safetensors"
 # Gradients and moments in bf16 are rounded by each element's position in the whole model, on whichever rank. Without
 # clipping, as the norm's order of summation depends on the sharding.
@@ -398,6 +413,11 @@ for ranks in 1 4 8; do
         expect "memory of ZeRO-1 on $ranks ranks ${options[*]}: $bytes bytes per parameter" \
             awk -v b="$bytes" -v d=$ranks -v own="$own" -v cut="$cut" 'BEGIN { w = own + cut / d; exit !(b >= 0.99 * w && b <= 1.1 * w) }'
     done
+done
+for ranks in 4 8; do # 2 + 14 / D
+    bytes=$(state_bytes $ranks --zero 2)
+    expect "memory of ZeRO-2 on $ranks ranks: $bytes bytes per parameter" \
+        awk -v b="$bytes" -v d=$ranks 'BEGIN { w = 2 + 14 / d; exit !(b >= 0.99 * w && b <= 1.1 * w) }'
 done
 
 # Saved by one layout, resumed by others.

@@ -49,6 +49,18 @@ TEST(Remedies, AreTheSmallestChangesThatFit) {
     EXPECT_EQ(words(11, true), "--micro-batch-size 2; ");
 }
 
+// Gradients that only sharding reduces enough.
+TEST(Remedies, ShardGradients) {
+    TrainOptions o;
+    o.recompute_granularity = "full";
+    const auto bytes_of = [](const TrainOptions& p, int ranks) { return p.zero > 1 ? 20.0 / ranks : 20.0; };
+    const auto found = find_remedies(o, 4, true, 6, bytes_of);
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_NE(found[0].options.find("--main-grads-dtype bf16 --zero 2"), std::string::npos) << found[0].options;
+    o.detect_nondeterminism = 1;
+    EXPECT_TRUE(find_remedies(o, 4, true, 6, bytes_of).empty());
+}
+
 // A mixture of 4 experts, whose 30 GiB only expert parallelism divides, next to 2 GiB that tp divides.
 TEST(Remedies, SpreadExperts) {
     TrainOptions o;

@@ -75,7 +75,7 @@ inline void router_backward(const Pass& p, const Block& b, const Routing& routin
 inline void add_router_gradient(const Pass& p, const Router& router, const real* dlogits, const floatX* all_inp,
                                 const MixtureShape& shape) {
     if (router.db) be::router_backward_bias(p.ctx, router.db, dlogits, shape);
-    add_weight_gradient(p, *router.tensor, router.dw, p.in.gradients, p.in.rounding_key,
+    add_weight_gradient(p, *router.tensor, router.dw, acc_of_matrices(p), p.in.rounding_key,
                         [&](const Elements& dw, int, int rows, Acc acc) {
                             CHECK(rows == router.tensor->rows, "%d of %d rows", rows, router.tensor->rows);
                             be::router_backward_weight(p.ctx, (real*)dw.data, dlogits, all_inp, shape, p.m.c.C, acc);

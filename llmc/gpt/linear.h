@@ -82,9 +82,10 @@ inline bool decodes_rows(const Pass& p, const Linear& l) { return !l.coded.empty
 
 // ---- gradients of weights (gradients.h) -------------------------------------------------------------------------------------
 
-// Whether products set a gradient or add to it. With gradients in bf16 they always set a micro-batch's contribution, which is
-// then added.
-inline Acc acc_of_products(const Pass& p) { return p.m.micro_grads.used() ? Acc::Set : p.in.gradients; }
+// Whether the gradient of a matrix is set or added to: with ZeRO-2 it is always one micro-batch's.
+inline Acc acc_of_matrices(const Pass& p) { return p.m.sharded_grads.used() ? Acc::Set : p.in.gradients; }
+// The same for products. With gradients in bf16 they always set a micro-batch's contribution, which is then added.
+inline Acc acc_of_products(const Pass& p) { return p.m.micro_grads.used() ? Acc::Set : acc_of_matrices(p); }
 // Sets a weight's gradient or adds to it. product(dweight, row, rows, acc) does that for some rows, of which dweight is the
 // first. dw: the gradient as ops write it.
 template <class Product>
@@ -97,7 +98,7 @@ void add_weight_gradient(const Pass& p, const TensorSpec& t, real* dw, Acc acc, 
 }
 template <class Product>
 void add_weight_gradient(const Pass& p, const Linear& l, Product product) {
-    add_weight_gradient(p, *l.tensor, l.dw, p.in.gradients, p.in.rounding_key, product);
+    add_weight_gradient(p, *l.tensor, l.dw, acc_of_matrices(p), p.in.rounding_key, product);
 }
 // The same for a layer in bf16 or fp32, with its bias, from all rows of dout and of the input. db may be null.
 inline void add_gradients(const Pass& p, const Linear& l, real* db, const floatX* dout, const floatX* inp) {

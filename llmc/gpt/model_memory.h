@@ -117,7 +117,7 @@ inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&
 inline void plan_linears(Model& m, bool fp8) {
     const ParameterTable& table = m.model_table();
     m.specs = {};
-    bind_parameters<const TensorSpec>(m.c, table, m.specs, table.rows.data(), [](size_t row) { return row; });
+    bind_rows(m.c, table, m.specs, [&](size_t row) { return &table.rows[row]; });
     Block block{};
     block.linears.resize(number_of_values<Matrix>());
     m.blocks.assign(m.specs.blocks.size(), block);
@@ -312,10 +312,10 @@ inline void plan_cache(Model& m) {
 inline void bind_linears(Model& m) {
     bind_parameters(m.c, m.model_table(), m.p, m.model_params());
     m.g.blocks.assign(m.blocks.size(), {});
-    m.virtual_tokens.bind(m.table, m.params, m.grads, m.micro_grads);
-    if (m.frozen) m.lora.bind(m.table, m.params, m.grads, m.micro_grads);
-    else if (m.micro_grads.used()) m.micro_grads.bind(m.c, m.table, m.g);
-    else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
+    const auto gradient = [&](size_t row) { return m.gradient_to_write(row); };
+    m.virtual_tokens.bind(m.table, m.params, gradient);
+    if (m.frozen) m.lora.bind(m.table, m.params, gradient);
+    else if (m.recompute != Recompute::inference) bind_rows(m.c, m.table, m.g, gradient);
     real* const unused = m.unused_gradients;
     const auto norm_of = [&](int C, const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
         return {{w, b, C, (real)m.c.eps, m.c.norm_plus_one ? real(1) : real(0)},

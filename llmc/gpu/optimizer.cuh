@@ -354,6 +354,19 @@ inline void accumulate(Ctx& ctx, bf16* sum, const real* x, size_t n, Acc acc, co
            packed ? n / 8 * 8 : 0, rounding);
 }
 
+namespace detail {
+template <bool add>
+__global__ void __launch_bounds__(adamw_threads) accumulate_real_kernel(real* sum, const real* __restrict__ x, size_t n) {
+    const size_t i = (size_t)blockIdx.x * adamw_threads + threadIdx.x;
+    if (i < n) sum[i] = add ? sum[i] + x[i] : x[i];
+}
+}  // namespace detail
+inline void accumulate(Ctx& ctx, real* sum, const real* x, size_t n, Acc acc) {
+    if (n == 0) return;
+    const auto kernel = acc == Acc::Add ? detail::accumulate_real_kernel<true> : detail::accumulate_real_kernel<false>;
+    LAUNCH(kernel, (unsigned)ceil_div(n, (size_t)detail::adamw_threads), detail::adamw_threads, 0, ctx, sum, x, n);
+}
+
 // ---- Muon: all bound by memory bandwidth -----------------------------------------------------------------------------------
 namespace detail {
 inline unsigned blocks_of_eights(size_t n) { return (unsigned)ceil_div(n, (size_t)adamw_threads * 8); }

@@ -46,9 +46,10 @@ public:
     // The buffer starts with the vectors, which ops add to; matrices follow. Blocks share both areas in turn; head and
     // embedding have separate vectors. A model's matrices share an area: add_product() uses it for some rows at a time.
     // (Gradients of adapters (lora.h) need more than one product, so adapters have whole matrices.)
-    void plan(Arena& arena, const ParameterTable& table, bool of_model, bool on_host) {
+    void plan(Arena& arena, const ParameterTable& table, bool of_model, bool tied, bool on_host) {
         of_model_ = of_model;
         on_host_ = on_host;
+        tied_ = tied && table.part.first && table.part.last;
         offsets_.resize(table.rows.size());
         const auto place = [&](bool vectors, size_t begin) {
             std::map<int, size_t> ends;
@@ -72,11 +73,6 @@ public:
         };
         vectors_ = place(true, 0);
         arena.add("gradients of a block (fp32)", &memory_, place(false, vectors_));
-    }
-    // After allocation: points g at the buffers into which ops write gradients.
-    void bind(const ModelConfig& c, const ParameterTable& table, Params<real>& g) {
-        bind_parameters(c, table, g, memory_, [&](size_t row) { return offsets_[row]; });
-        tied_ = c.tied && table.part.first && table.part.last;
     }
     bool used() const { return memory_; }
     // The buffer into which ops write the gradient of a row of the table.
@@ -145,9 +141,3 @@ private:
     bool on_host_ = false;                // the gradients are in page-locked host memory (--offload gradients)
     bool tied_ = false;                   // head and embedding are the same matrix on this rank
 };
-
-// Where ops write the gradient of a row of the table; null without gradients.
-inline real* gradient_of(const ParameterTable& table, size_t row, const Elements& grads, const BlockGradients& micro_grads) {
-    if (!grads.data) return nullptr;
-    return micro_grads.used() ? micro_grads.gradient(row) : (real*)grads.from(table.rows[row].offset).data;
-}

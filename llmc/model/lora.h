@@ -278,12 +278,13 @@ public:
         arena.add(purpose, &dwide_, spread);
     }
     // After allocation: points the layers at their matrices.
-    void bind(const ParameterTable& table, const floatX* params, const Elements& grads, const BlockGradients& micro_grads) {
+    template <class GradientOf>
+    void bind(const ParameterTable& table, const floatX* params, GradientOf gradient_of) {
         for (LoraLayer& l : layers) {
             l.a = params + table.rows[l.a_row].offset;
             l.b = params + table.rows[l.b_row].offset;
-            l.da = gradient_of(table, (size_t)l.a_row, grads, micro_grads);
-            l.db = gradient_of(table, (size_t)l.b_row, grads, micro_grads);
+            l.da = gradient_of((size_t)l.a_row);
+            l.db = gradient_of((size_t)l.b_row);
         }
     }
 

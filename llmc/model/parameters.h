@@ -119,17 +119,17 @@ inline std::string parameters_in_words(const ModelConfig& c) {
     return human_count((double)ParameterTable(c).trained) + " parameters" + (c.mixture.on() ? ", " + active + " active" : "");
 }
 
-// Points p's tensors into a buffer: each row of the table to place(row).
+// Points p's tensors to memory: each row of the table to place(row).
 template <class E, class Place>
-void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E>& p, E* buffer, Place place) {
+void bind_rows(const ModelConfig& c, const ParameterTable& table, Params<E>& p, Place place) {
     size_t row = 0;
-    walk_parameters(c, table.part, p, [&](E*& slot, const TensorSpec&) { slot = buffer + place(row++); });
+    walk_parameters(c, table.part, p, [&](E*& slot, const TensorSpec&) { slot = place(row++); });
     if (c.tied && table.part.first) p.head = p.wte;
 }
 // Points p's tensors into a buffer that is laid out by the table.
 template <class E>
 void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E>& p, E* buffer) {
-    bind_parameters(c, table, p, buffer, [&](size_t row) { return table.rows[row].offset; });
+    bind_rows(c, table, p, [&](size_t row) { return buffer + table.rows[row].offset; });
 }
 
 // n consecutive elements of an HfTensor, from `file` on: element file + k is element place(k) of our part.

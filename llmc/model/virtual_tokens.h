@@ -101,12 +101,13 @@ public:
             if (training) arena.add(purpose, gradient, rows * std::max(c.C, c.virtual_tokens.encoder_width));
     }
     // After allocation: sets pointers to the parameters and their gradients.
-    void bind(const ParameterTable& table, const floatX* params, const Elements& grads, const BlockGradients& micro_grads) {
+    template <class GradientOf>
+    void bind(const ParameterTable& table, const floatX* params, GradientOf gradient_of) {
         if (!on()) return;
         size_t row = 0;
         const auto next = [&](const floatX*& tensor, real*& gradient) {
             tensor = params + table.rows[row].offset;
-            gradient = gradient_of(table, row++, grads, micro_grads);
+            gradient = gradient_of(row++);
         };
         of_lstm_.assign(lstm_width_ ? table.rows.size() : 0, {});
         for (LstmTensor& t : of_lstm_) {

@@ -92,7 +92,7 @@ public:
     static std::vector<MuonMatrix> matrices(const ModelConfig& c, const ParameterTable& table, const Shards& shards,
                                             bool heads) {
         Params<const TensorSpec> specs;
-        bind_parameters<const TensorSpec>(c, table, specs, table.rows.data(), [](size_t row) { return row; });
+        bind_rows(c, table, specs, [&](size_t row) { return &table.rows[row]; });
         std::vector<MuonMatrix> all;
         for (size_t b = 0; b < shards.buckets.size(); b++) {
             if (!shards.buckets[b].whole_matrix()) continue;
@@ -229,7 +229,8 @@ private:
             for_each_rounding(m.table.rows[matrix.tensor], begin, begin + count, step.rounding_key,
                               [&](size_t first, size_t n, const Rounding& rounding) {
                                   be::muon_momentum(ctx, x + (first - matrix.first), state.exp_avg.from(first - begin),
-                                                    m.grads.from(first), n, {recipe.momentum, step.grad_scale}, rounding);
+                                                    m.gradients_of(b).from(first - b.mine), n,
+                                                    {recipe.momentum, step.grad_scale}, rounding);
                               });
         };
         m.stream->run(ctx, m.state(), StateUse::momentum(), b.shard + (matrix.first - b.mine), matrix.elements(), update);

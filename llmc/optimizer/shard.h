@@ -37,13 +37,15 @@ public:
     size_t size = 0;              // elements of all shards of this rank
     size_t size_of_cut = 0;       // the part of size outside whole matrices, which comes first in memory
     bool cut = false;             // sharded; otherwise every rank has all elements
+    bool cut_gradients = false;   // so are the gradients (sharded_gradients.h)
     bool in_order = true;         // this rank's shards in memory are the whole buffer, in order
 
     Shards() = default;
-    // whole_matrices: matrices of blocks must not be split.
-    Shards(const ParameterTable& table, const Mesh& mesh, bool zero, size_t bucket_elements, bool whole_matrices = false)
-        : cut(zero && mesh.dp.size > 1), mesh_(mesh), bucket_elements_(bucket_elements) {
+    // zero: the stage of ZeRO. whole_matrices: matrices of blocks must not be split.
+    Shards(const ParameterTable& table, const Mesh& mesh, int zero, size_t bucket_elements, bool whole_matrices = false)
+        : cut(zero > 0 && mesh.dp.size > 1), cut_gradients(cut && zero > 1), mesh_(mesh), bucket_elements_(bucket_elements) {
         size_t begin = 0;
+        if (cut_gradients) set_borders(table);
         for (const TensorSpec& t : table.rows)
             if (of_edp(t)) experts_.push_back({t.offset, t.offset + round_up(t.size(), (size_t)64)});
         std::sort(experts_.begin(), experts_.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
@@ -137,7 +139,26 @@ private:
         }
         return owners;
     }
+    // With sharded gradients no bucket has gradients of two blocks; and a tied embedding, which both ends of the pipeline hold,
+    // is split equally at both.
+    void set_borders(const ParameterTable& table) {
+        const TensorSpec* before = nullptr;
+        for (const TensorSpec& t : table.rows) {
+            if (t.vector()) continue;
+            if (before && before->block != t.block) borders_.push_back(t.offset);
+            if (t.id == 0) borders_.push_back(t.offset + round_up(t.size(), (size_t)64));
+            before = &t;
+        }
+    }
     void add_cut(size_t begin, size_t end, bool decay) {
+        for (const size_t border : borders_) {
+            if (border <= begin || border >= end) continue;
+            add_cut_by_experts(begin, border, decay);
+            begin = border;
+        }
+        add_cut_by_experts(begin, end, decay);
+    }
+    void add_cut_by_experts(size_t begin, size_t end, bool decay) {
         for (const Range& r : experts_) {
             if (r.begin < begin || r.begin >= end) continue;
             add_buckets(begin, r.begin, decay, false);
@@ -172,4 +193,5 @@ private:
     Mesh mesh_;
     size_t bucket_elements_ = 64;  // at most, rounded down to a multiple of 64 elements per rank
     std::vector<Range> experts_;   // of the buffer, in order: shared by the ranks of edp
+    std::vector<size_t> borders_;  // elements at which buckets start, in order
 };

@@ -20,6 +20,7 @@
 #include "optimizers.h"
 #include "../parallel/ranks.h"
 #include "shard.h"
+#include "sharded_gradients.h"
 #include "zero.h"
 
 // This rank's shards (shards.size) of weights and moments.
@@ -54,7 +55,8 @@ struct TrainingMemory : OptimizerState {
     Shards shards;
     std::vector<Range> not_duplicated;  // elements of the buffer that this rank includes in sums over all ranks
     floatX* params = nullptr;           // (table.size)
-    Elements grads;                     // (table.size) summed over the micro-batches of a step
+    Elements grads;                     // (table.size) summed over the micro-batches of a step; with ZeRO-2 (shards.size)
+    ShardedGradients sharded_grads;     // for ZeRO-2: of a micro-batch in two blocks
     BlockGradients micro_grads;         // for bf16 grads: of a micro-batch in a block
     const OptimizerRow* optimizer =
         &row_of(optimizers, OptimizerKind::adamw);  // this and Muon's recipe are set before planning
@@ -94,6 +96,33 @@ struct TrainingMemory : OptimizerState {
     }
 
     const OptimizerState& state() const { return *this; }
+
+    // The gradients of this rank's shard of a bucket, from its first element on.
+    Elements gradients_of(const Bucket& b) const { return grads.from(shards.cut_gradients ? b.shard : b.mine); }
+    // Calls visit(gradients, n) for all gradients that this rank includes in sums over all ranks.
+    template <class Visit>
+    void for_each_own_gradient(Visit visit) const {
+        for (const Range& r : not_duplicated) {
+            if (!shards.cut_gradients) visit(grads.from(r.begin), r.end - r.begin);
+            else
+                shards.for_each_part(r.begin, r.end - r.begin,
+                                     [&](size_t, size_t shard, size_t n) { visit(grads.from(shard), n); });
+        }
+    }
+    // Where ops write the gradient of a row of the table; null without gradients.
+    real* gradient_to_write(size_t row) const {
+        const TensorSpec& t = table.rows[row];
+        if (sharded_grads.used()) return sharded_grads.gradient(t);
+        if (!grads.data) return nullptr;
+        return micro_grads.used() ? micro_grads.gradient(row) : (real*)grads.from(t.offset).data;
+    }
+    // Before they are reduced over data-parallel ranks: this rank's gradients of a tensor, or of vectors from this element on.
+    Elements own_gradient(const TensorSpec& t) const {
+        return shards.cut_gradients ? Elements(sharded_grads.gradient(t)) : grads.from(t.offset);
+    }
+    Elements own_gradients_of_vectors(size_t begin) const {
+        return shards.cut_gradients ? Elements(sharded_grads.vector(begin)) : grads.from(begin);
+    }
     bool state_on_host() const { return be::memory_is_host || offloads; }
 
     // Plans everything, or without training only the parameters.
@@ -106,8 +135,10 @@ struct TrainingMemory : OptimizerState {
         expert_biases.plan(arena, c, table.part);
         if (!training) return;
         const char* const gradients = grads.is_bf16() ? "gradients (bf16)" : "gradients (fp32)";
-        offloads_gradients ? arena.add_locked(gradients, &grads, table.size) : arena.add(gradients, &grads, table.size);
-        if (grads.is_bf16()) micro_grads.plan(arena, table, !frozen, offloads_gradients);
+        const size_t n_gradients = shards.cut_gradients ? shards.size : table.size;
+        offloads_gradients ? arena.add_locked(gradients, &grads, n_gradients) : arena.add(gradients, &grads, n_gradients);
+        if (shards.cut_gradients) sharded_grads.plan(arena, table, !frozen && c.tied);
+        else if (grads.is_bf16()) micro_grads.plan(arena, table, !frozen, c.tied, offloads_gradients);
         const auto add = [&](const char* purpose, auto* part, size_t n) {
             offloads ? arena.add_locked(purpose, part, n) : arena.add(purpose, part, n);
         };
@@ -159,7 +190,7 @@ inline void read_gradients(be::Ctx& ctx, const TrainingMemory& m, void* to, cons
 inline void write_gradients(be::Ctx& ctx, const TrainingMemory& m, void* gradients, const void* from, size_t bytes) {
     m.offloads_gradients ? write_state(ctx, m, gradients, from, bytes) : be::upload(ctx, gradients, from, bytes);
 }
-// n of them from index `first` on.
+// n of them from index `first` of grads on.
 inline std::vector<real> gradients_at(be::Ctx& ctx, const TrainingMemory& m, size_t first, size_t n) {
     return m.grads.from(first).visit([&](const auto* x) {
         std::vector<std::decay_t<decltype(*x)>> values(n);
@@ -169,22 +200,45 @@ inline std::vector<real> gradients_at(be::Ctx& ctx, const TrainingMemory& m, siz
 }
 
 // ---- gradients of parameters that several ranks hold, each with a partial sum ----------------------------------------------
-// Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold,
+// These are called before the data-parallel reduction. The first sums gradients of key/value heads that several tp ranks hold,
 // and of replicated matrices: adapters', routers.
+inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, const TensorSpec& t) {
+    const Elements gradient = m.own_gradient(t);
+    if (t.partial_sum) all_reduce(ctx, m.ranks->tp, gradient, t.size());
+    if (t.replicated_rows)
+        all_reduce(ctx, m.ranks->kv, gradient.from((size_t)(t.rows - t.replicated_rows) * t.cols),
+                   (size_t)t.replicated_rows * t.cols);
+}
 inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {
-    for (const TensorSpec& t : m.table.rows) {
-        if (t.block != block) continue;
-        if (t.partial_sum) all_reduce(ctx, m.ranks->tp, m.grads.from(t.offset), t.size());
-        if (t.replicated_rows)
-            all_reduce(ctx, m.ranks->kv, m.grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
-                       (size_t)t.replicated_rows * t.cols);
-    }
+    for (const TensorSpec& t : m.table.rows)
+        if (t.block == block) reduce_replicas(ctx, m, t);
 }
 // Sums gradients of norms of query and key heads and of routers' biases; with sequence parallelism, of all norms and whole
 // biases; and of a tied embedding at both ends of the pipeline.
 inline void reduce_shared(be::Ctx& ctx, const TrainingMemory& m) {
     const size_t summed = m.ranks->sequence_parallel ? m.table.shared : m.table.partial;
-    if (summed < m.table.size) all_reduce(ctx, m.ranks->tp, m.grads.from(summed), m.table.size - summed);
+    if (summed < m.table.size) all_reduce(ctx, m.ranks->tp, m.own_gradients_of_vectors(summed), m.table.size - summed);
+    for (const TensorSpec& t : m.table.rows) {
+        if (!m.c.tied || t.id != 0) continue;
+        if (!m.shards.cut_gradients) all_reduce(ctx, m.ranks->ends, m.grads.from(t.offset), t.size());
+        else
+            m.shards.for_each_part(t.offset, t.size(), [&](size_t, size_t shard, size_t n) {
+                all_reduce(ctx, m.ranks->ends, m.grads.from(shard), n);
+            });
+    }
+}
+
+// With ZeRO-2, after a micro-batch's backward pass through a block, the head or the embedding: reduces the matrices' gradients.
+inline void reduce_section(be::Ctx& ctx, TrainingMemory& m, int block, Acc acc, uint64_t key) {
     for (const TensorSpec& t : m.table.rows)
-        if (m.c.tied && t.id == 0) all_reduce(ctx, m.ranks->ends, m.grads.from(t.offset), t.size());
+        if (t.block == block && block >= 0 && !t.vector()) reduce_replicas(ctx, m, t);
+    m.sharded_grads.end(ctx, m, block, acc, key);
+}
+// And after the last micro-batch: completes all gradients.
+inline void finish_sections(be::Ctx& ctx, TrainingMemory& m) {
+    for (const TensorSpec& t : m.table.rows)
+        if (t.block >= 0 && t.vector()) reduce_replicas(ctx, m, t);
+    m.sharded_grads.finish_matrices(ctx, m);
+    reduce_shared(ctx, m);
+    m.sharded_grads.reduce_vectors(ctx, m);
 }

@@ -3,7 +3,8 @@
 // the sums for its own shard; it holds fp32 weights and moments for that shard only, and updates it; the new parameters are
 // all-gathered. A bucket that belongs to one rank (shard.h) is reduced to it and broadcast from it. Bytes per parameter and
 // rank: 2 (parameters) + 4 (gradients, or 2 in bf16) + 10 / ranks (lower halves of fp32 weights, moments; 6 / ranks with both
-// moments in bf16). Without ZeRO (--zero 0), gradients are all-reduced and every rank computes the whole update.
+// moments in bf16). Without ZeRO (--zero 0), gradients are all-reduced and every rank computes the whole update. ZeRO-2 shards
+// the gradients as well (sharded_gradients.h).
 #pragma once
 #include <vector>
 

@@ -21,8 +21,8 @@ inline size_t default_bucket_elements(int dp) { return std::max<size_t>(40000000
 struct RankLayout {
     int tp = 1, pp = 1, vpp = 1, ep = 1, cp = 1;
     bool sequence_parallel = false;  // if tp > 1
-    bool zero = true;
-    bool whole_matrices = false;  // the optimizer needs the blocks' matrices unsharded
+    int zero = 1;                    // stage of ZeRO
+    bool whole_matrices = false;     // the optimizer needs the blocks' matrices unsharded
     bool trains = false, generates = true;
     bool overlap = true;         // tensor-parallel communication during backward's products; needs a buffer
     size_t bucket_elements = 0;  // parameters per data-parallel message; 0: default_bucket_elements
@@ -34,7 +34,7 @@ struct Ranks {
     Mesh mesh;
     bool sequence_parallel = false;  // norms and residual stream are split by rows over tp
     bool overlap = false;            // gathers and reductions over tp overlap with backward's products
-    bool zero = true;                // the optimizer's state is sharded over dp
+    int zero = 1;                    // 1: the optimizer's state is sharded over dp; 2: the gradients, too
     bool whole_matrices = false;     // and each of the blocks' matrices belongs to one dp rank
     size_t bucket_elements = default_bucket_elements(1);
     be::Comm tp, dp;

@@ -613,7 +613,7 @@ inline RankLayout layout_of(const TrainOptions& o, bool generates = false) {
     layout.cp = o.context_parallel_size;
     check_context_parallel_options(o);
     layout.sequence_parallel = !o.no_sequence_parallel;
-    layout.zero = o.zero > 0;
+    layout.zero = o.zero;
     layout.whole_matrices = muon_recipe(o).on;
     layout.bucket_elements = (size_t)o.ddp_bucket_size;
     layout.rows = (int64_t)o.seq_length + o.prompt_tokens;

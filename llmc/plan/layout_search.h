@@ -394,7 +394,8 @@ private:
             return;
         fullest_ = fullest_of(l, s.micro_batches());
         for (const bool cut : {true, false})
-            for (const int zero : {1, 0}) {
+            for (const int zero : {1, 0, 2}) {
+                if (zero == 2 && !given("zero")) continue;  // sends gradients in every micro-batch: only on request
                 if (l.tp == 1 ? !cut : !is_free("no-sequence-parallel", cut, !problem_.o.no_sequence_parallel)) continue;
                 if (l.dp() * l.cp == 1 && !given("zero") ? zero == 0 : !is_free("zero", zero, problem_.o.zero)) continue;
                 l.sequence_parallel = l.tp == 1 ? !problem_.o.no_sequence_parallel : cut;

@@ -28,7 +28,8 @@
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
 // the update of the next bucket, except the last; pipeline messages unless a rank waits for them; with sequence parallelism
-// 4 of backward's 6 halves, each with a product of qkv or fc1 (without a slowdown of these products). With --zero 0 or
+// 4 of backward's 6 halves, each with a product of qkv or fc1 (without a slowdown of these products). With --zero 2 gradients,
+// in fp32, overlap with the backward pass of every micro-batch, except the first layers' and the embedding's. With --zero 0 or
 // --no-overlap no data-parallel communication overlaps, with --no-overlap no tensor-parallel one, as in the program.
 // Latencies are NCCL's own for its fastest protocol (message_latency): the minimum for a message.
 // Not included: ranks slower than others, contention between nodes, reading data, checkpoints, the smaller batches of a
@@ -357,7 +358,9 @@ inline void plan_update(Plan& p) {
         // Without ZeRO gradients are gathered, with it new parameters.
         const double gathered = in.zero ? (double)in.bytes_per_element : of_gradient;
         const double latency = dp > 1 ? buckets * p.data.latency : 0;
-        const double scatter = of_gradient * part / (link.gbs * giga) + latency;
+        const double sent = in.zero > 1 ? 4 : of_gradient;  // bytes of a gradient in each message
+        const double scatter = sent * part / (link.gbs * giga) + latency;
+        const double scatters = in.zero > 1 ? (double)p.micro_batches * in.vpp : 1;
         const double gather = gathered * part / (link.gbs * giga) + (in.zero ? latency : 0);
         // AdamW reads and writes fp32 weights (8) and moments, and reads gradients; clearing gradients and computing the norm
         // of a rank's own ones also pass over memory.
@@ -382,13 +385,16 @@ inline void plan_update(Plan& p) {
         update = std::max(update + gradients / in.host_gbs / giga, host_seconds);
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
         const double last_backward = p.stages[(size_t)virtual_stage(in.pp, rank, 0)].backward_seconds;
+        // ZeRO-2 sends each chunk's gradients when it ends.
+        const double of_chunk = in.zero > 1 ? scatter / in.vpp : scatter;
         const double waiting = in.zero && in.overlap && in.data_overlaps
-                                   ? exposed(scatter, last_backward) + exposed(gather, update)
-                                   : scatter + gather;
+                                   ? scatters * exposed(of_chunk, last_backward) + exposed(gather, update)
+                                   : scatters * of_chunk + gather;
         if (waiting + update <= slowest) continue;
         slowest = waiting + update;
-        p.data.bytes = part * (of_gradient + gathered);
-        p.data.messages = dp > 1 ? (int64_t)buckets * (in.zero ? 2 : 1) : 0;
+        const double passes = in.zero > 1 ? (double)p.micro_batches : 1;
+        p.data.bytes = part * (sent * passes + gathered);
+        p.data.messages = dp > 1 ? (int64_t)(buckets * (passes + (in.zero ? 1 : 0))) : 0;
         p.data.exposed = waiting;
         p.update_seconds = update;
         p.host_bytes = host_bytes;

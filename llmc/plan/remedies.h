@@ -69,6 +69,11 @@ public:
             least_.main_grads_dtype = "bf16";
             change_all(words_ += "--main-grads-dtype bf16 ");
         }
+        if (found_.empty() && o_.zero == 1 && !o_.detect_nondeterminism) {
+            least_.zero = 2;
+            change_all(words_ + "--zero 2 ");
+            least_.zero = 1;
+        }
         if (memory_is_host_) return found_;
         offload();
         add_gpus();

@@ -218,10 +218,11 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
         t.row("tensor parallel", format("%d heads, %d feed-forward columns a rank%s", n.NHl, run.c.F / n.tp_size,
                                         ranks.sequence_parallel ? ", rows split over tp (sequence parallel)" : ""));
     if (mesh.dp.size > 1)
-        t.row("data parallel",
-              format("%s, %zu message%s of at most %s parameters",
-                     ranks.zero ? "optimizer state sharded (ZeRO-1)" : "full optimizer state on each rank (ZeRO off)", messages,
-                     messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
+        t.row("data parallel", format("%s, %zu message%s of at most %s parameters",
+                                      ranks.zero > 1 ? "optimizer state and gradients sharded (ZeRO-2)"
+                                      : ranks.zero   ? "optimizer state sharded (ZeRO-1)"
+                                                     : "full optimizer state on each rank (ZeRO off)",
+                                      messages, messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
     if (mesh.cp.size > 1)
         t.row("context parallel", format("%d of %d rows of a sequence a rank, keys and values gathered",
                                          run.o.seq_length / mesh.cp.size, run.o.seq_length));

@@ -78,7 +78,7 @@ public:
     }
     void in_summed_gradients(int64_t batch) {
         if (faults_.none() || !faults_.nan_gradient(batch, rank_)) return;
-        m_.grads.from(m_.shards.buckets[0].mine).visit([&](auto* x) {
+        m_.gradients_of(m_.shards.buckets[0]).visit([&](auto* x) {
             const std::decay_t<decltype(*x)> nan = (float)NAN;
             write_gradients(ctx_, m_, x, &nan, sizeof nan);
         });
@@ -210,7 +210,8 @@ private:
                 if (first >= last) continue;
                 double* sum = &squares[(size_t)place(spec) * 3];
                 m_.shards.for_each_part(first, last - first, [&](size_t from, size_t shard, size_t n) {
-                    const std::vector<real> gradient = gradients_at(ctx_, m_, first + from, n),
+                    const std::vector<real> gradient =
+                                                gradients_at(ctx_, m_, m_.shards.cut_gradients ? shard : first + from, n),
                                             after = weights_at(ctx_, m_, first + from, shard, n);
                     for (size_t i = 0; i < n; i++) {
                         const double w = (double)m_.before[shard + i], g = (double)gradient[i];

@@ -181,7 +181,7 @@ inline std::string options_in_words(const Layout& l) {
     if (!l.fp8.empty()) words += " --fp8-format " + l.fp8 + " --fp8-weight-transpose " + l.transposes;
     if (l.offloads()) words += " --offload " + l.offload;
     if (l.tp > 1 && !l.sequence_parallel) words += " --no-sequence-parallel";
-    return words + (l.zero ? "" : " --zero 0");
+    return words + (l.zero == 1 ? "" : format(" --zero %d", l.zero));
 }
 
 inline std::string layout_file(const std::string& out, size_t i) { return format("%s/tune-%zu.toml", out.c_str(), i + 1); }
