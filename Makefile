@@ -112,7 +112,7 @@ gpu_tests     = $(if $(filter fp32,$(precision)),$(of_gpu_fp32),$(wildcard test/
 of_dev        = $(wildcard test/$(@F).cpp dev/*/$(@F).c* $(patsubst ladder_%,dev/kernels/%.c*,$(filter ladder_%,$(@F))))
 test          = $(patsubst test_%,test/test_%.cpp,$(patsubst test_gpu_%,test/gpu/test_%.cu,$(@F:%_check=test/$(@F).cu)))
 is_test       = $(filter test_% %_tests %_check,$(@F))
-sources       = $(or $($(@F)),$(of_dev),$(if $(is_test),$(test) $(main)),$(error no program is called $@; make help))
+sources       = $(or $($(@F)),$(if $(is_test),$(test) $(main)),$(of_dev),$(error no program is called $@; make help))
 version       = -DGIT_VERSION='"$(or $(shell git describe --always --dirty 2>/dev/null),not built from git)"'
 command       = $(if $(filter cuda,$(backend)),$(NVCC) $1 $(NVCCFLAGS),$(CXX) $2 $(CXXFLAGS))
 
