@@ -12,11 +12,11 @@
 #include <charconv>
 #include <cmath>
 #include <ctime>
-#include <deque>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -93,6 +93,23 @@ struct JinjaMacro {
     JinjaScope* scope;
 };
 
+// Memory of many values of a type, which stay where they are.
+template <class T>
+class JinjaPool {
+public:
+    T& add(T value) {
+        if (blocks_.empty() || blocks_.back().size() == blocks_.back().capacity()) {
+            blocks_.emplace_back();
+            blocks_.back().reserve(blocks_.size() == 1 ? 16 : 256);
+        }
+        blocks_.back().push_back(std::move(value));
+        return blocks_.back().back();
+    }
+
+private:
+    std::vector<std::vector<T>> blocks_;
+};
+
 // A parsed template.
 class JinjaTemplate {
 public:
@@ -116,11 +133,14 @@ public:
     // now: the time of strftime_now().
     JinjaRendering(const JinjaTemplate& parsed, time_t now) : template_(parsed), now_(now) {
         root_ = scope(nullptr);
-        for (const char* name : {"range", "dict", "namespace", "raise_exception", "strftime_now"}) {
+        static const std::vector<JinjaString> functions = {JinjaString("range"), JinjaString("dict"), JinjaString("namespace"),
+                                                           JinjaString("raise_exception"), JinjaString("strftime_now")};
+        root_->variables.reserve(functions.size() + 8);
+        for (const JinjaString& name : functions) {
             Value v;
             v.kind = Value::function;
-            v.s = store(JinjaString(name));
-            set(name, v);
+            v.s = &name;
+            set(name.text.c_str(), v);
         }
         loop_id_ = parsed.id("loop");
         caller_id_ = parsed.id("caller");
@@ -131,6 +151,13 @@ public:
         if (source != JinjaString::literal) most_bytes_ += 50 * s.size();  // a long message may be cut and joined
         return string(JinjaString(s, source));
     }
+    // A text that outlives the rendering.
+    static Value string_at(const JinjaString* s) {
+        Value v;
+        v.kind = Value::string;
+        v.s = s;
+        return v;
+    }
     static Value boolean(bool b) { return whole(b, Value::boolean); }
     static Value none() {
         Value v;
@@ -139,18 +166,16 @@ public:
     }
     Value list(Values items, Value::Kind kind = Value::list) {
         charge(sizeof(JinjaList) + items.size() * sizeof(Value));
-        lists_.push_back({std::move(items)});
         Value v;
         v.kind = kind;
-        v.l = &lists_.back();
+        v.l = &lists_.add({std::move(items)});
         return v;
     }
     Value dict(std::vector<std::pair<Value, Value>> items = {}, Value::Kind kind = Value::dict) {
         charge(sizeof(JinjaDict) + items.size() * 2 * sizeof(Value));
-        dicts_.push_back({std::move(items)});
         Value v;
         v.kind = kind;
-        v.m = &dicts_.back();
+        v.m = &dicts_.add({std::move(items)});
         return v;
     }
     template <class Json>
@@ -220,14 +245,7 @@ private:
     }
     const JinjaString* store(JinjaString s) {
         charge(sizeof(JinjaString) + s.text.size() + s.parts.size() * sizeof(JinjaString::Part));
-        strings_.push_back(std::move(s));
-        return &strings_.back();
-    }
-    static Value string_at(const JinjaString* s) {
-        Value v;
-        v.kind = Value::string;
-        v.s = s;
-        return v;
+        return &strings_.add(std::move(s));
     }
     Value string(JinjaString s) { return string_at(store(std::move(s))); }
     static Value undefined(const JinjaString* name = nullptr) {
@@ -246,8 +264,9 @@ private:
     }
     JinjaScope* scope(JinjaScope* outer) {
         charge(sizeof(JinjaScope) + 4 * sizeof(std::pair<int, Value>));
-        scopes_.push_back({outer, {}});
-        return &scopes_.back();
+        JinjaScope& made = scopes_.add({outer, {}});
+        made.variables.reserve(4);
+        return &made;
     }
     static void assign(JinjaScope& scope, int id, Value v) {
         for (auto& [known, value] : scope.variables)
@@ -594,6 +613,7 @@ private:
                 return v.is(Value::real) ? real(sign * v.d) : whole(sign * v.i);
             }
             case Node::binary: {
+                if (n.ops[0] == '+') return sum(n, scope);
                 const Value left = eval(*n.kids[0], scope);
                 return calculate(n.ops[0], left, eval(*n.kids[1], scope));
             }
@@ -643,6 +663,31 @@ private:
             left = right;
         }
         return boolean(true);
+    }
+    // a + b + c: a text grows in one place.
+    Value sum(const Node& n, JinjaScope* scope) {
+        std::vector<const Node*> later;
+        const Node* first = &n;
+        for (; first->kind == Node::binary && first->ops[0] == '+'; first = first->kids[0].get())
+            later.push_back(first->kids[1].get());
+        Value total = eval(*first, scope);
+        JinjaString* own = nullptr;
+        for (; !later.empty(); later.pop_back()) {
+            const Value v = eval(*later.back(), scope);
+            if (!total.is(Value::string) || !v.is(Value::string)) {
+                total = calculate('+', total, v);
+                own = nullptr;
+                continue;
+            }
+            if (!own) {
+                own = &strings_.add(*total.s);
+                charge(sizeof(JinjaString) + own->text.size());
+                total = string_at(own);
+            }
+            own->append(*v.s);
+            charge(v.s->text.size() + v.s->parts.size() * sizeof(JinjaString::Part));
+        }
+        return total;
     }
     Value calculate(char op, const Value& a, const Value& b) {
         if (a.is_number() && b.is_number()) return calculate_numbers(op, a, b);
@@ -721,25 +766,31 @@ private:
 
     // ---- parts of values ----
     static bool is_method(const Value& v, std::string_view name) {
-        static const std::vector<std::string_view> of_string = {
-            "strip",    "lstrip",  "rstrip",  "split",        "rsplit",       "splitlines", "startswith",
-            "endswith", "replace", "upper",   "lower",        "title",        "capitalize", "join",
-            "find",     "rfind",   "index",   "count",        "isdigit",      "isalpha",    "isalnum",
-            "isspace",  "isupper", "islower", "removeprefix", "removesuffix", "encode",     "format"};
-        static const std::vector<std::string_view> of_list = {"index", "count",  "append", "extend",  "insert",
-                                                              "pop",   "remove", "clear",  "reverse", "sort"};
-        static const std::vector<std::string_view> of_dict = {"get",    "items", "keys",       "values",  "copy",    "pop",
-                                                              "update", "clear", "setdefault", "popitem", "fromkeys"};
-        static const std::vector<std::string_view> none;
-        const auto& names = v.is(Value::string) ? of_string : v.is_sequence() ? of_list : v.is(Value::dict) ? of_dict : none;
-        return std::find(names.begin(), names.end(), name) != names.end();
+        enum : unsigned { of_string = 1, of_list = 2, of_dict = 4 };
+        static const std::unordered_map<std::string_view, unsigned> known = [] {
+            std::unordered_map<std::string_view, unsigned> all;
+            for (const char* n : {"strip",    "lstrip",  "rstrip",  "split",        "rsplit",       "splitlines", "startswith",
+                                  "endswith", "replace", "upper",   "lower",        "title",        "capitalize", "join",
+                                  "find",     "rfind",   "index",   "count",        "isdigit",      "isalpha",    "isalnum",
+                                  "isspace",  "isupper", "islower", "removeprefix", "removesuffix", "encode",     "format"})
+                all[n] |= of_string;
+            for (const char* n : {"index", "count", "append", "extend", "insert", "pop", "remove", "clear", "reverse", "sort"})
+                all[n] |= of_list;
+            for (const char* n :
+                 {"get", "items", "keys", "values", "copy", "pop", "update", "clear", "setdefault", "popitem", "fromkeys"})
+                all[n] |= of_dict;
+            return all;
+        }();
+        const unsigned kind = v.is(Value::string) ? of_string : v.is_sequence() ? of_list : v.is(Value::dict) ? of_dict : 0;
+        if (!kind) return false;
+        const auto found = known.find(name);
+        return found != known.end() && (found->second & kind);
     }
     Value method(const Value& self, std::string_view name) {
-        methods_.push_back({self, name});
         charge(sizeof(JinjaMethod));
         Value v;
         v.kind = Value::method;
-        v.f = &methods_.back();
+        v.f = &methods_.add({self, name});
         return v;
     }
     Value attribute(const Value& v, const JinjaString& name) {
@@ -1486,10 +1537,9 @@ private:
     }
     Value macro(const Node& n, JinjaScope* scope) {
         charge(sizeof(JinjaMacro));
-        macros_.push_back({&n, scope});
         Value v;
         v.kind = Value::macro;
-        v.macro_ = &macros_.back();
+        v.macro_ = &macros_.add({&n, scope});
         return v;
     }
     void assign_to(const Node& target, const Value& v, JinjaScope* scope) {
@@ -1515,10 +1565,8 @@ private:
             }
             items = std::move(kept);
         }
-        lists_.push_back({std::move(items)});
-        const Values& all = lists_.back().items;
-        loops_.push_back({&all, &n, outer, 0, depth, {}, false});
-        JinjaLoop& now = loops_.back();
+        const Values& all = lists_.add({std::move(items)}).items;
+        JinjaLoop& now = loops_.add({&all, &n, outer, 0, depth, {}, false});
         Value self;
         self.kind = Value::loop;
         self.loop_ = &now;
@@ -1541,11 +1589,11 @@ private:
     int line_ = 0, depth_ = 0;
     int64_t steps_ = 0;
     size_t bytes_ = 0, most_bytes_ = (size_t)64 << 20;
-    std::deque<JinjaString> strings_;
-    std::deque<JinjaList> lists_;
-    std::deque<JinjaDict> dicts_;
-    std::deque<JinjaScope> scopes_;
-    std::deque<JinjaLoop> loops_;
-    std::deque<JinjaMethod> methods_;
-    std::deque<JinjaMacro> macros_;
+    JinjaPool<JinjaString> strings_;
+    JinjaPool<JinjaList> lists_;
+    JinjaPool<JinjaDict> dicts_;
+    JinjaPool<JinjaScope> scopes_;
+    JinjaPool<JinjaLoop> loops_;
+    JinjaPool<JinjaMethod> methods_;
+    JinjaPool<JinjaMacro> macros_;
 };
