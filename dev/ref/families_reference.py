@@ -66,6 +66,13 @@ MODELS = {
     "stablelm": t.StableLmConfig(hidden_size=40, intermediate_size=24, num_hidden_layers=2, num_attention_heads=5,
                                  num_key_value_heads=1, max_position_embeddings=32, use_qkv_bias=True,
                                  rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.5}, **IDS),
+    "ernie4_5": t.Ernie4_5Config(use_bias=True, **SIZES),
+    "helium": t.HeliumConfig(attention_bias=True, **{**SIZES, "hidden_size": 30}),
+    "glm": t.GlmConfig(rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.5}, **{**SIZES, "head_dim": 8}),
+    "glm4": t.Glm4Config(rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.5}, **{**SIZES, "head_dim": 8}),
+    "nemotron": t.NemotronConfig(rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.5}, mlp_bias=True,
+                                 norm_eps=1e-4, **{k: v for k, v in {**SIZES, "head_dim": 8}.items() if k != "rms_norm_eps"}),
+    "gpt_bigcode": t.GPTBigCodeConfig(n_embd=20, n_layer=2, n_head=5, n_positions=32, n_inner=24, **IDS),
     "phi3": t.Phi3Config(sliding_window=5, original_max_position_embeddings=16, rope_parameters={
         "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.5],
         "long_factor": [2.0, 3.0]}, **{**SIZES, "hidden_size": 40, "head_dim": 8}),

@@ -26,6 +26,7 @@ struct TensorNames {
     const char *shared_expert, *shared_gate;  // before the names of its matrices, which are an expert's; its gate
     bool stacks_experts = false;              // in one tensor, under these names: HfTensor::stacked, gate_up
     bool transposed = false;                  // GPT-2's Conv1D stores matrices (in, out)
+    bool paired = false;                      // rows of queries and keys alternate between the two halves that rope rotates
     bool interleaved = false;                 // rows of qkv are [q k v] per head, not [q heads | k heads | v heads]
     // Prefixes of published files whose names differ from those that transformers writes: {ours, theirs}.
     std::vector<std::pair<const char*, const char*>> other_prefixes = {};
@@ -144,6 +145,29 @@ inline ModelConfig stablelm_structure() {
     c.rotary_fraction = 0.25;
     return c;
 }
+inline ModelConfig ernie_structure() {
+    ModelConfig c;
+    c.tied = true;
+    return c;
+}
+inline ModelConfig glm_structure() {
+    ModelConfig c = qwen2_structure();
+    c.rotary_fraction = 0.5;
+    return c;
+}
+inline ModelConfig glm4_structure() {
+    ModelConfig c = glm_structure();
+    c.norm_place = NormPlace::both;
+    return c;
+}
+inline ModelConfig nemotron_structure() {
+    ModelConfig c;
+    c.norm = Norm::layernorm;
+    c.norm_plus_one = true;
+    c.activation = Activation::relu2;
+    c.rotary_fraction = 0.5;
+    return c;
+}
 inline ModelConfig gemma_structure() {
     ModelConfig c;
     c.norm_plus_one = c.tied = true;
@@ -225,6 +249,22 @@ inline TensorNames starcoder2_names() {
     n.fc2 = "mlp.c_proj";
     return n;
 }
+inline TensorNames paired_names() {
+    TensorNames n = llama_names();
+    n.paired = true;
+    return n;
+}
+inline TensorNames glm_names() {
+    TensorNames n = paired_names();
+    n.fc1 = {"mlp.gate_up_proj"};
+    return n;
+}
+inline TensorNames glm4_names() {
+    TensorNames n = glm_names();
+    n.norm1_after = "post_self_attn_layernorm";
+    n.norm2_after = "post_mlp_layernorm";
+    return n;
+}
 inline TensorNames phi3_names() {
     TensorNames n = llama_names();
     n.qkv = {"self_attn.qkv_proj"};
@@ -247,6 +287,11 @@ inline TensorNames gpt2_names() {
     n.transposed = true;
     n.other_prefixes = {{"transformer.", ""}};
     n.not_ours = {".attn.bias", ".attn.masked_bias"};
+    return n;
+}
+inline TensorNames bigcode_names() {
+    TensorNames n = gpt2_names();
+    n.transposed = false;
     return n;
 }
 inline TensorNames bloom_names() {
@@ -308,6 +353,12 @@ inline const std::vector<Family>& families() {
         {"starcoder2", "Starcoder2ForCausalLM", starcoder2_structure(), starcoder2_names()},
         {"stablelm", "StableLmForCausalLM", stablelm_structure(), llama_names()},
         {"phi3", "Phi3ForCausalLM", {}, phi3_names()},
+        {"ernie4_5", "Ernie4_5ForCausalLM", ernie_structure(), paired_names()},
+        {"helium", "HeliumForCausalLM", {}, paired_names()},
+        {"glm", "GlmForCausalLM", glm_structure(), glm_names()},
+        {"glm4", "Glm4ForCausalLM", glm4_structure(), glm4_names()},
+        {"nemotron", "NemotronForCausalLM", nemotron_structure(), llama_names()},
+        {"gpt_bigcode", "GPTBigCodeForCausalLM", gpt2_structure(), bigcode_names()},
         {"train_gpt", "TrainGptForCausalLM", {}, own_names()},
     };
     return rows;

@@ -91,6 +91,19 @@ inline Keys stablelm_keys() {
          rope({"rope_theta", 10000, "partial_rotary_factor", 0.25}), flag("use_qkv_bias", &C::qkv_bias, false),
          only("qk_layernorm", false), only("use_parallel_residual", false), attention_dropout(), hidden_dropout()});
 }
+inline Keys nemotron_keys() {
+    return with_sizes({grouped_heads(), head_dim(0)}, 4096,
+                      {plain_activation("hidden_act"), number("norm_eps", &C::eps, 1e-5),
+                       rope({"rope_theta", 10000, "partial_rotary_factor", 0.5}), attention_bias(false),
+                       flag("mlp_bias", &C::mlp_bias, false), attention_dropout()});
+}
+// StarCoder 1: a GPT-2 with one key/value head, whose matrices are not transposed.
+inline Keys bigcode_keys() {
+    Keys keys = gpt2_keys();
+    keys.push_back(only_written("multi_query", true));
+    keys.push_back({[](const HfReader&, ModelConfig& c) { c.NKV = 1; }, [](Json&, const ModelConfig&) {}});
+    return keys;
+}
 // Our own form, which supports every choice.
 inline Keys own_keys() {
     RopeKeys rope_keys;
@@ -133,6 +146,11 @@ inline const Keys& keys_of(const std::string& family) {
     const Key jitter = only("router_jitter_noise", 0.0);
     RopeKeys mixtral_rope, smollm3_rope, gemma3_rope, gpt_oss_rope, olmo3_rope;
     olmo3_rope.by_kind = true;
+    const RopeKeys half_rope{"rope_theta", 10000, "partial_rotary_factor", 0.5};
+    RopeKeys ernie_rope, helium_rope;
+    ernie_rope.otherwise = 500000;
+    helium_rope.otherwise = 100000;
+    const Key qkv_bias = flag("attention_bias", &C::qkv_bias, false);
     gpt_oss_rope.otherwise = 150000;
     mixtral_rope.otherwise = 1e6;
     smollm3_rope.otherwise = 2e6;
@@ -184,6 +202,12 @@ inline const Keys& keys_of(const std::string& family) {
         {"phi3", llama_keys({unpadded, phi3_scaling(), window({}), number("embd_pdrop", &C::embedding_dropout, 0),
                              number("resid_pdrop", &C::hidden_dropout, 0)},
                             4096, 0, 1e-5, {"rope_theta", 10000, "partial_rotary_factor", 1})},
+        {"ernie4_5", llama_keys({unpadded, use_bias(false)}, 131072, 128, 1e-5, ernie_rope)},
+        {"helium", llama_keys({unpadded, qkv_bias, mlp_bias}, 4096, 128, 1e-8, helium_rope)},
+        {"glm", llama_keys({unpadded, flag("attention_bias", &C::qkv_bias, true)}, 131072, 128, 1.5625e-7, half_rope)},
+        {"glm4", llama_keys({unpadded, flag("attention_bias", &C::qkv_bias, true)}, 131072, 128, 1.5625e-7, half_rope)},
+        {"nemotron", nemotron_keys()},
+        {"gpt_bigcode", bigcode_keys()},
         {"train_gpt", own_keys()},
     };
     const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });

@@ -32,7 +32,8 @@ struct HfTensor {
     bool transposed = false;  // GPT-2's Conv1D stores (in, out)
     int interleaved = 0;  // BLOOM, GPT-NeoX: head size HS, as file rows are [q k v] per head, not [q heads | k heads | v heads]
     int stacked = 0;      // GPT-OSS: this many matrices in one tensor, each (in, out); 0: one matrix
-    bool gate_up = false;  // whose rows alternate between gate and up, instead of [gate | up]
+    bool gate_up = false;         // whose rows alternate between gate and up, instead of [gate | up]
+    int paired = 0, rotated = 0;  // GLM: head size, and its first dimensions, whose rows alternate between two halves
     int rows_of_matrix() const { return stacked ? rows / stacked : rows; }
 };
 
@@ -324,6 +325,10 @@ private:
         std::vector<HfTensor> qkv = {{hf(names.qkv[0]), 0, c.QKV(), false, names.interleaved ? HS : 0}};
         if (names.qkv.size() == 3) qkv = {{hf(names.qkv[0]), 0, Q}, {hf(names.qkv[1]), Q, K}, {hf(names.qkv[2]), Q + K, K}};
 
+        for (size_t i = 0; names.paired && i < 2; i++) {
+            qkv[i].paired = HS;
+            qkv[i].rotated = c.rotated();
+        }
         if (before) norm(b.norm1_w, b.norm1_b, name + "norm1", hf(names.norm1), inside);
         column_parallel(b.qkv_w, b.qkv_b, name + "qkv", c.QKV(),
                         {{0, q0, Ql, query_rows}, {Ql, Q + k0, Kl}, {Ql + Kl, Q + K + k0, Kl}}, qkv, 2 * Kl, c.qkv_bias);

@@ -150,6 +150,10 @@ void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
             const int HS = t.interleaved, which = r / (heads * HS), head = r / HS % heads;
             r = (head * 3 + which) * HS + r % HS;
         }
+        if (t.paired && r % t.paired < t.rotated) {  // here (head, half, element), in the file (head, element, half)
+            const int e = r % t.paired, half = t.rotated / 2;
+            r += e % half * 2 + e / half - e;
+        }
         if (t.gate_up) {  // here (matrix, gate or up, element), in the file (matrix, element, gate or up)
             const int F = (int)each / 2, half = r / F % 2;
             r += half + r % F - half * F;
@@ -167,7 +171,7 @@ void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
             for (size_t col = 0; col < cols; col++)
                 visit(TensorRun{row * cols + col, cols, matrix + ((size_t)spec.first_col + col) * each + at % each,
                                 half ? 2 * rows : rows, half});
-        } else if (!t.interleaved && !t.gate_up && cols == whole_cols) {
+        } else if (!t.interleaved && !t.paired && !t.gate_up && cols == whole_cols) {
             visit(TensorRun{row * cols, 1, file_row(first) * cols, rows * cols});
         } else {
             for (size_t r = 0; r < rows; r++)
