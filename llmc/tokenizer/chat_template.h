@@ -231,8 +231,10 @@ public:
     // null.
     JinjaString render(const std::vector<ChatMessage>& messages, size_t n, bool asks,
                        const nlohmann::ordered_json& tools = nullptr) const {
+        static const JinjaString role("role"), content("content");
         JinjaRendering r(*template_, now_);
         std::vector<JinjaValue> list;
+        list.reserve(n);
         for (size_t i = 0; i < n; i++) {
             const auto source = (int32_t)i;
             JinjaValue message =
@@ -513,9 +515,10 @@ private:
             }
             return ranges;
         }
+        std::vector<KnownStart> known;
         for (size_t i = 0; i < messages.size(); i++) {
             if (!messages[i].in_loss) continue;
-            const auto range = learned_range(whole, messages, i, tools);
+            const auto range = learned_range(whole, messages, i, tools, known);
             const size_t before = ranges.empty() ? 0 : ranges.back().second;
             if (range.second > std::max(before, range.first)) ranges.emplace_back(std::max(before, range.first), range.second);
         }
@@ -545,13 +548,27 @@ private:
         while (at > 0 && at < whole.text.size() && !begins_character(whole.text[at])) at--;
         return at;
     }
+    // Where answers start is found once for those with the same text between them and the message before.
+    struct KnownStart {
+        std::string_view between, role;  // role of the message before
+        size_t before;                   // bytes from the start to the answer's own text
+    };
     std::pair<size_t, size_t> learned_range(const JinjaString& whole, const std::vector<ChatMessage>& messages, size_t i,
-                                            const nlohmann::ordered_json& tools) const {
+                                            const nlohmann::ordered_json& tools, std::vector<KnownStart>& known) const {
         const auto [first, last] = place_of(whole, (int32_t)i);
-        const size_t at = answer_start(whole, messages, i, first, last, tools);
-        // Its end: the first token that ends an answer in the template's text after it.
+        // The end of the last message before the answer; the start of the next one after it.
+        size_t previous = 0, next = whole.text.size(), begin = 0, at = std::string::npos;
+        for (const JinjaString::Part& p : whole.parts)
+            if (p.source != JinjaString::literal && p.end <= first) previous = p.end;
+        const std::string_view between = std::string_view(whole.text).substr(previous, first < last ? first - previous : 0);
+        const std::string_view role = i > 0 ? std::string_view(messages[i - 1].role) : "";
+        for (const KnownStart& k : known)
+            if (first < last && k.between == between && k.role == role) at = first - k.before;
+        if (at == std::string::npos) {
+            at = answer_start(whole, messages, i, first, last, tools);
+            if (first < last && at >= previous) known.push_back({between, role, first - at});
+        }
         const size_t text_end = first < last ? last : at;
-        size_t next = whole.text.size(), begin = 0;
         for (const JinjaString::Part& p : whole.parts) {
             if (begin >= text_end && p.source != JinjaString::literal) next = std::min(next, begin);
             begin = p.end;
