@@ -271,7 +271,7 @@ void expect_same_results(const Results<T>& a, const Results<T>& b) {
     expect_same_bits(a.dsinks, b.dsinks, "dsinks");
 }
 
-// ---- some rows ---------------------------------------------------------------------------------------------------------------
+// ---- some rows --------------------------------------------------------------------------------------------------------------
 // A chunk of a sequence's queries, and all keys and values up to its end, as attention_rows_forward and _backward read them.
 template <class T>
 struct Chunk {

@@ -373,8 +373,8 @@ TEST(Planner, ExpertParallelTraffic) {
     expect_within(to_all.experts.bytes, p.experts.bytes * 13 / 28, 1e-12);
     expect_within(to_all.pipeline_seconds - whole.pipeline_seconds,
                   to_all.experts.seconds + to_all.experts.bytes * 8 / 3 / (in.memory_gbs * 1e9), 1e-6);
-    // The busiest rank has 1.5 times the choices: in each of 8 layers half of its experts' products more, 3 times with backward,
-    // and rows for them in messages. It cannot have more than the choices of all 4 ranks.
+    // The busiest rank has 1.5 times the choices: in each of 8 layers half of its experts' products more, 3 times with
+    // backward, and rows for them in messages. It cannot have more than the choices of all 4 ranks.
     in.all_to_all = false;
     in.expert_imbalance = 1.5;
     const double products = 0.5 * 2 * (2 * 64) * 2 * 192 * 516 * 3, rate = in.tflops * 1e12 * in.efficiency;

@@ -511,8 +511,8 @@ struct BackwardHead {
         store_transposed<n>(unit, x.dqkv + a.query(b, t0, h), a.row(), m.dq + (size_t)t0 * H, ones, rows_at(a, t0), a.HS, H,
                             {x.rotation, (size_t)b * a.T + t0});
     }
-    // Calls f(t0) for the tiles of queries that see the tile of keys at j0. Keys before all queries have no diagonal tile, which
-    // would set their gradients.
+    // Calls f(t0) for the tiles of queries that see the tile of keys at j0. Keys before all queries have no diagonal tile,
+    // which would set their gradients.
     template <class F>
     void for_each_query_tile(int j0, F f) {
         if (j0 < a.first) std::fill_n(dkv + 2 * (size_t)j0 * H, 2 * (size_t)tile * H, 0.0f);

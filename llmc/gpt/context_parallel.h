@@ -1,7 +1,7 @@
-// Attention of sequences whose rows are cut over the ranks of cp (Zigzag, mesh.h). A rank has the queries of its two chunks; keys
-// and values of all ranks are gathered, in backward again, as in the training of Llama 3 (arXiv:2407.21783, 3.3.2). With grouped
-// queries they are a small part of the rows. Masks, ALiBi and rotary positions count rows in the whole sequence. In backward
-// a rank has gradients of all keys and values that its queries see; their sums are reduce-scattered.
+// Attention of sequences whose rows are cut over the ranks of cp (Zigzag, mesh.h). A rank has the queries of its two chunks;
+// keys and values of all ranks are gathered, in backward again, as in the training of Llama 3 (arXiv:2407.21783, 3.3.2). With
+// grouped queries they are a small part of the rows. Masks, ALiBi and rotary positions count rows in the whole sequence. In
+// backward a rank has gradients of all keys and values that its queries see; their sums are reduce-scattered.
 //   all_keys  (cp, B, 2, chunk, 2 NKVl, HS)  as gathered, by rank; in backward then the gradients
 //   keys, dkeys  (2 cp, chunk, 2 NKVl, HS)   of one sequence, in its order
 // Each chunk of queries is a call: its rows, and all keys up to its end.

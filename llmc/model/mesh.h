@@ -1,5 +1,5 @@
-// The grid of ranks (Narayanan et al., 2021): tensor parallelism innermost, so that its ranks share a machine, then context, then
-// data, then pipeline:  rank = (pp * DP + dp) * TP + tp.
+// The grid of ranks (Narayanan et al., 2021): tensor parallelism innermost, so that its ranks share a machine, then context,
+// then data, then pipeline:  rank = (pp * DP + dp) * TP + tp.
 //   tp   shards each matrix: a rank holds some heads, some feed-forward columns, a part of the vocabulary
 //   dp   each rank processes its own rows, and they sum their gradients; with ZeRO-1 it holds a shard of the optimizer's state
 //   cp   part of data parallelism: cp consecutive dp ranks process different rows of the same samples
@@ -24,8 +24,8 @@ struct Axis {
     int size = 1, rank = 0;
 };
 
-// Rows of a sequence over cp ranks, in zigzag: of 2 cp equal chunks, rank r has the chunks r and 2 cp - 1 - r, so that all ranks
-// have equally many keys to attend to.
+// Rows of a sequence over cp ranks, in zigzag: of 2 cp equal chunks, rank r has the chunks r and 2 cp - 1 - r, so that all
+// ranks have equally many keys to attend to.
 struct Zigzag {
     Axis cp;
     int chunks() const { return 2 * cp.size; }
@@ -86,7 +86,8 @@ private:
 inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp, int ep, int cp = 1) {
     if (const int64_t model = (int64_t)tp * pp * cp, below = world / model * model; below != world)
         fail_usage(
-            "%d rank%s cannot be divided by --tensor-model-parallel-size %d x %s--pipeline-model-parallel-size %d = %lld; HINT: %s",
+            "%d rank%s cannot be divided by --tensor-model-parallel-size %d x %s--pipeline-model-parallel-size %d = %lld; "
+            "HINT: %s",
             world, world == 1 ? "" : "s", tp, cp > 1 ? format("--context-parallel-size %d x ", cp).c_str() : "", pp,
             (long long)model,
             world == 1 ? format("start it with mpirun -n %lld", (long long)model).c_str()
@@ -139,8 +140,8 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
     divides(c.mixture.shared, "feed-forward columns of the shared expert");
     if (c.NKV % tp && tp % c.NKV)
         fail_usage(
-            "--tensor-model-parallel-size %d and --num-query-groups %d: one must divide the other, so that each rank holds whole "
-            "key/value heads",
+            "--tensor-model-parallel-size %d and --num-query-groups %d: one must divide the other, so that each rank holds "
+            "whole key/value heads",
             tp, c.NKV);
     if (sequence_parallel && rows % tp)
         fail_usage(

@@ -247,8 +247,8 @@ inline void check_mixture(const ModelConfig& c) {
         fail("--moe-router-num-groups is %d; it must divide --num-experts, %d, and be between 1 and 32", m.groups, m.experts);
     if (m.group_topk < 1 || m.group_topk > m.groups || m.topk % m.group_topk || m.topk / m.group_topk > m.experts / m.groups)
         fail(
-            "--moe-router-group-topk is %d; it must be at most --moe-router-num-groups, %d, and divide --moe-router-topk, %d, into "
-            "at most %d experts of a group",
+            "--moe-router-group-topk is %d; it must be at most --moe-router-num-groups, %d, and divide --moe-router-topk, %d, "
+            "into at most %d experts of a group",
             m.group_topk, m.groups, m.topk, m.experts / m.groups);
     if (m.bias && !m.sigmoid)
         fail(
@@ -279,7 +279,8 @@ inline void check_config(const ModelConfig& c) {
     }
     if (!c.head_size && c.C % c.NH)
         fail(
-            "--hidden-size %d is not divisible by --num-attention-heads %d; every head needs the same size. HINT: --kv-channels N",
+            "--hidden-size %d is not divisible by --num-attention-heads %d; every head needs the same size. HINT: "
+            "--kv-channels N",
             c.C, c.NH);
     if (c.NH % c.NKV)
         fail(

@@ -228,8 +228,8 @@ inline void read_batches(Schedule& s, const TrainOptions& o, int replicas) {
     s.final_batch = o.global_batch_size ? o.global_batch_size : micro;
     if (const int64_t below = s.final_batch / micro * micro; below != s.final_batch)
         fail_usage(
-            "--global-batch-size %lld is not divisible by --micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the nearest "
-            "%s",
+            "--global-batch-size %lld is not divisible by --micro-batch-size %d x %d data-parallel ranks = %lld; HINT: the "
+            "nearest %s",
             (long long)s.final_batch, o.micro_batch_size, replicas, (long long)micro,
             below ? format("are %lld and %lld", (long long)below, (long long)below + micro).c_str()
                   : format("is %lld", (long long)micro).c_str());

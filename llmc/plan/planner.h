@@ -440,8 +440,8 @@ inline Plan begin_plan(const PlanInput& in) {
     const int dp = p.mesh.samples.size;
     if (in.global_batch % ((int64_t)in.B * dp))
         fail(
-            "--global-batch-size %lld is not divisible by --micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose a "
-            "multiple",
+            "--global-batch-size %lld is not divisible by --micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose "
+            "a multiple",
             (long long)in.global_batch, in.B, dp, (long long)in.B * dp);
     p.micro_batches = in.global_batch / in.B / dp;
     const std::string problem = pipeline_problem(in.pp, in.vpp, (int)p.micro_batches);
@@ -489,9 +489,9 @@ inline Plan make_plan(const PlanInput& in) {
 }
 
 // ---- from the command line -------------------------------------------------------------------------------------------------
-// Whether expert-parallel ranks send rows only to the ranks of their experts. By default if at most 2 in 3 go to a rank: packing
-// them for a message, and adding what returns, each read and write memory, some 7 times as fast as a link between GPUs of a
-// node (devices.h).
+// Whether expert-parallel ranks send rows only to the ranks of their experts. By default if at most 2 in 3 go to a rank:
+// packing them for a message, and adding what returns, each read and write memory, some 7 times as fast as a link between GPUs
+// of a node (devices.h).
 inline bool sends_all_to_all(const TrainOptions& o, const ModelConfig& c, int ep) {
     if (ep == 1 || !o.moe_token_dispatcher_type.empty()) return ep > 1 && o.moe_token_dispatcher_type == "alltoall";
     return fraction_for_rank(c.mixture, ep) <= 2.0 / 3;

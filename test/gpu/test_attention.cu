@@ -87,7 +87,7 @@ private:
     }
 };
 
-// ---- some rows of sequences --------------------------------------------------------------------------------------------------
+// ---- some rows of sequences -------------------------------------------------------------------------------------------------
 TEST(AttentionRows, ChunksHaveTheResultsOfTheWholeSequence) {
     for (const Case& k : {Case{2, 70, 4, 2, 24, true, true}, Case{1, 150, 2, 1, 64, false, true},
                           Case{1, 140, 2, 2, 128, true, false}, Case{1, 130, 2, 1, 64, false, false, 30, 1.5},
