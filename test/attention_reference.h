@@ -274,11 +274,11 @@ void expect_same_results(const Results<T>& a, const Results<T>& b) {
 // ---- some rows --------------------------------------------------------------------------------------------------------------
 // A chunk of a sequence's queries, and all keys and values up to its end, as attention_rows_forward and _backward read them.
 template <class T>
-struct Chunk {
+struct QueryChunk {
     std::vector<T> qkv, kv, dout;
     std::vector<int> doc_start;
     AttentionShape shape;
-    Chunk(const Problem<T>& p, int b, int first, int end) : shape(p.shape()) {
+    QueryChunk(const Problem<T>& p, int b, int first, int end) : shape(p.shape()) {
         const Case& k = p.k;
         const auto rows = [&](const auto& x, int from, int to) {
             const size_t row = x.size() / k.rows();
@@ -322,7 +322,7 @@ void expect_whole_from_chunks(const Problem<T>& p, const Results<T>& whole, cons
         for (size_t i = 0; i < starts.size(); i++) {
             const int first = starts[i], end = i + 1 < starts.size() ? starts[i + 1] : k.T;
             SCOPED_TRACE(testing::Message() << "sequence " << b << ", rows " << first << " to " << end);
-            const Chunk<T> chunk(p, b, first, end);
+            const QueryChunk<T> chunk(p, b, first, end);
             const ChunkResults<T> r = run(chunk);
             ASSERT_EQ(r.dkv.size(), end * keys);
             for (int t = first; t < end; t++)

@@ -153,7 +153,7 @@ TEST(AttentionRows, ChunksHaveTheResultsOfTheWholeSequence) {
                 std::vector<int> within;
                 for (const int start : starts)
                     if (start < k.T) within.push_back(start);
-                expect_whole_from_chunks(p, run(ctx, p), within, [&](const Chunk<floatX>& chunk) {
+                expect_whole_from_chunks(p, run(ctx, p), within, [&](const QueryChunk<floatX>& chunk) {
                     const size_t n = chunk.dout.size();
                     Guarded<floatX> qkv(chunk.qkv, "qkv"), kv(chunk.kv, "kv"), dout(chunk.dout, "dout"), out(n, "out"),
                         dqkv(chunk.qkv.size(), "dqkv"), dkv(chunk.kv.size(), "dkv");

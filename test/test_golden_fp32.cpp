@@ -283,7 +283,12 @@ TEST_P(Families, PackedConversationsCountTheirAnswersAlone) {
         const auto part = [&](const std::vector<int>& x) {
             return std::vector<int>(x.begin() + (long)first, x.begin() + (long)end);
         };
-        const Batch alone{part(batch.tokens), part(batch.targets), part(batch.positions), {}, {}, 1, (int)(end - first)};
+        Batch alone;
+        alone.tokens = part(batch.tokens);
+        alone.targets = part(batch.targets);
+        alone.positions = part(batch.positions);
+        alone.B = 1;
+        alone.T = (int)(end - first);
         first = end;
         if (*std::max_element(alone.targets.begin(), alone.targets.end()) < 0) continue;  // padding
         const Pass pass = passes(alone);

@@ -125,8 +125,17 @@ TEST_P(Search, FindsWhatTryingAllFinds) {
                                 if ((tp == 1 && !cut) || (dp == 1 && zero == 0)) continue;
                                 if (given && recompute != "full") continue;
                                 try {
-                                    Layout l = {GetParam().ranks, tp, pp, vpp, 1,         micro, zero, cut,
-                                                recompute,        0,  0,  fp8, transposes};
+                                    Layout l;
+                                    l.ranks = GetParam().ranks;
+                                    l.tp = tp;
+                                    l.pp = pp;
+                                    l.vpp = vpp;
+                                    l.micro_batch = micro;
+                                    l.zero = zero;
+                                    l.sequence_parallel = cut;
+                                    l.recompute = recompute;
+                                    l.fp8 = fp8;
+                                    l.transposes = transposes;
                                     const double bytes = s.known(l).second, most = GetParam().memory;
                                     possible += bytes <= most;
                                     l.head_rows = 256;

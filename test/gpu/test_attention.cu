@@ -98,7 +98,7 @@ TEST(AttentionRows, ChunksHaveTheResultsOfTheWholeSequence) {
                 const Problem p(k, 14);
                 gpu::Ctx ctx;
                 ctx.plain = plain;
-                expect_whole_from_chunks(p, run(ctx, p), starts, [&](const Chunk<floatX>& chunk) {
+                expect_whole_from_chunks(p, run(ctx, p), starts, [&](const QueryChunk<floatX>& chunk) {
                     const size_t n = chunk.dout.size();
                     DeviceMemory<floatX> qkv(chunk.qkv, "qkv"), kv(chunk.kv, "kv"), dout(chunk.dout, "dout"), out(n, "out"),
                         dqkv(chunk.qkv.size(), "dqkv"), dkv(chunk.kv.size(), "dkv");

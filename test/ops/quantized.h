@@ -92,8 +92,9 @@ TEST(Quantized, OtherFormatsHaveTheBitsOfGgufFiles) {
         }
         const std::vector<float> large(row.block, 1e9f);
         std::vector<uint8_t> codes(QuantizedWeights::bytes(row.value, row.block));
-        if (row.encodes)
+        if (row.encodes) {
             EXPECT_FALSE(quantize_weights(row.value, large.data(), row.block, codes.data())) << "the scale exceeds fp16";
+        }
     }
 }
 
