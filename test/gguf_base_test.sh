@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A GGUF file as the model: eval, generate, adapters on its codes, and training its weights; the results are those of the model
-# that import makes of it, to the last bit.
+# A GGUF file as the model: eval, generate, adapters on its codes, and training its weights have the results of the model that
+# import writes from it, to the last bit.
 #   TRAIN_GPT=path/to/train_gpt test/gguf_base_test.sh
 . "$(dirname "$0")/lib.sh"
 allow_mpirun_everywhere
