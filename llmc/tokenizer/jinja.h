@@ -766,7 +766,7 @@ private:
 
     // ---- parts of values ----
     static bool is_method(const Value& v, std::string_view name) {
-        enum : unsigned { of_string = 1, of_list = 2, of_dict = 4 };
+        static constexpr unsigned of_string = 1, of_list = 2, of_dict = 4;
         static const std::unordered_map<std::string_view, unsigned> known = [] {
             std::unordered_map<std::string_view, unsigned> all;
             for (const char* n : {"strip",    "lstrip",  "rstrip",  "split",        "rsplit",       "splitlines", "startswith",
