@@ -126,10 +126,10 @@ inline void dequantize_block(GgufType type, const uint8_t* b, float* out) {
         const uint32_t bits = (uint32_t)(b[0] | b[1] << 8) << 16;
         memcpy(out, &bits, 4);
     }
-    // The scale first; then 16 bytes, of which the lower halves are the first 16 codes.
+    // The scale first; then 16 bytes, of which the lower halves are the first 16 codes. Adding 0 makes -0 a 0, as in gguf.
     for (size_t i = 0; type == GgufType::MXFP4 && i < 32; i++) {
         const char code = (char)(b[1 + i % 16] >> i / 16 * 4 & 15);
-        out[i] = mxfp4_number(&code, (const char*)b, 0);
+        out[i] = mxfp4_number(&code, (const char*)b, 0) + 0.0f;
     }
     const WeightFormat format = gguf_type(type).format;
     visit_gguf_format(format, [&](auto f) {
