@@ -67,6 +67,9 @@ layouts "many options" many many "${many[@]}" --check-replicas 4 -- "2 --zero 1"
 # norm's order of summation depends on the sharding.
 layouts "ZeRO-2" one sharded --zero 2 --check-replicas 4 -- "2" "4 --tp 2 --resume one/step_00000003" "4 --pp 2 --vpp 2 --main-grads-dtype bf16" "2 --cp 2"
 layouts "ZeRO-2, many options" many "many sharded" --zero 2 "${many[@]}" -- "4 --tp 2" "2 --recompute full --ema-decay 0.9"
+for stage in 1 2; do expect "ZeRO-$stage, biases" train 2 "biases $stage" --zero $stage --no-disable-bias-linear; done
+expect "ZeRO-2 adds the gradients of biases over micro-batches" near_losses "biases 1" "biases 2" 8 0.001
+rm -rf biases\ *
 single=(--micro-batch-size 4 --clip-grad 0 --ddp-bucket-size 4096)
 for tied in --untie-embeddings-and-output-weights --no-untie-embeddings-and-output-weights; do
     for stage in 1 2; do expect "ZeRO-$stage, one micro-batch" train 2 "single $stage" --zero $stage "${single[@]}" $tied; done

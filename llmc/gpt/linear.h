@@ -102,6 +102,10 @@ void add_weight_gradient(const Pass& p, const Linear& l, Product product) {
 }
 // The same for a layer in bf16 or fp32, with its bias, from all rows of dout and of the input. db may be null.
 inline void add_gradients(const Pass& p, const Linear& l, real* db, const floatX* dout, const floatX* inp) {
+    if (db && p.m.sharded_grads.used() && p.in.gradients == Acc::Add) {  // the product sets, and vectors keep their sums
+        be::bias_backward(p.ctx, db, dout, p.N(), l.out);
+        db = nullptr;
+    }
     add_weight_gradient(p, l, [&](const Elements& dweight, int row, int rows, Acc acc) {
         be::linear_backward_weight_rows(p.ctx, dweight, db ? db + row : nullptr, Columns{dout + row, l.out}, inp, p.N(), l.in,
                                         rows, acc);
