@@ -18,7 +18,7 @@
 # make chaos        kills, full disks and damage must leave a run's bits equal
 #                   CHAOS_SECONDS=600 CHAOS_SEED= CHAOS_FAULTS= (test/README.md)
 # make pairs        rules checked on random pairs of options PAIRS=300 PAIRS_SEED=
-# make simulate     supervised jobs on nodes that fail, in simulated time JOBS=20000
+# make simulate     supervised jobs on failing nodes, in simulated time JOBS=20000
 # make fuzz         fuzzes every file reader  FUZZ_SECONDS=60 each
 # make bench        speed of a training step and of each kernel on this machine
 # make bench-cpu    our training step on this CPU and PyTorch's best, installed
@@ -28,10 +28,10 @@
 # make bench-inference  tokens read and generated per second, and llama.cpp's
 # make bench-ranks  speed on 1, 2, 4 CPU ranks, and the cost of communication
 # make ladders      checks kernels from naive to the trainer's; on GPUs times them
-# make check-gpu    tests, training, speed of a GPU, as a table (check-gpu-STAGE)
+# make check-gpu    tests, training, speed of a GPU, in a table (check-gpu-STAGE)
 # make gpu-pack     build/gpu-pack: everything for gpu_minutes.sh on a GPU
 # make deps         installs missing packages; targets do so unless NODEPS=1
-# make lint format clean compile_commands.json   STAGES="format shell prose tidy"
+# make lint format clean compile_commands.json    STAGES="format shell prose"
 # Variables: BACKEND=cpu|cuda|emu (default cuda if nvcc and a GPU exist; emu: the
 #            CUDA sources on an emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
 #            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)

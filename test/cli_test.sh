@@ -200,7 +200,7 @@ json "inspect a tokenizer" "j['tokenizer']['tokens'] == 300" "$program" inspect 
 # ---- GGUF: a model as one file for llama.cpp, and back ----
 written() { "$program" generate --model "$1" --prompt "the quick" --max-new-tokens 20 --temperature 0 2>/dev/null; }
 status "export" 0 "$program" export --model "my run" --gguf model.gguf
-says "export: what it wrote" "^model.gguf: .*iB of architecture gpt2, [BF3216]*, tokenizer included$"
+says "export: what it wrote" "^model.gguf: .*iB of architecture gpt2, bf16, tokenizer included$"
 status "import" 0 "$program" import --gguf model.gguf --out imported/
 expect "import: the model writes the same text" test "$(written "my run")" == "$(written imported)"
 status "inspect an imported model" 0 "$program" inspect imported
@@ -209,7 +209,7 @@ status "export over a file" 1 "$program" export --model "my run" --gguf model.gg
 says "export over a file: what to do" "model.gguf exists; HINT: give another name, or --overwrite"
 expect "export over a file: it is there still" cmp model.gguf first.gguf
 status "export over a file, as told" 0 "$program" export --model "my run" --gguf model.gguf --type q8_0 --overwrite --weights-only
-says "export over a file, as told: what it wrote" "Q8_0, without a tokenizer$"
+says "export over a file, as told: what it wrote" "q8_0, without a tokenizer$"
 status "import over a directory" 1 "$program" import --gguf first.gguf --out imported
 says "import over a directory: says so" "imported exists; HINT"
 status "import of no GGUF" 1 "$program" import --gguf text.txt --out never
