@@ -105,7 +105,7 @@ public:
             }
     }
 
-    // The formats of the matrices of blocks that can be kept as they are, by name: of the rows of each tensor of TensorSpec::hf.
+    // The formats of the blocks' matrices that can be kept as they are, by name: of the rows of each tensor of TensorSpec::hf.
     std::map<std::string, std::vector<WeightFormat>> formats() const {
         std::map<std::string, std::vector<WeightFormat>> coded;
         for (const auto& [name, spec] : tensors_) {

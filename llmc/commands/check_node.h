@@ -1,5 +1,5 @@
-// train_gpt check-node: whether this machine computes, stores and transfers the bits that it should. For a node that a run suspects,
-// or before a long run; under mpirun for all its devices at once, and the links between them. Each check has known results, so
+// train_gpt check-node: whether this machine computes, stores and transfers the right bits. For a node that a run suspects, or
+// before a long run; under mpirun for all its devices at once, and the links between them. Each check has known results, so
 // that one machine is enough:
 //   products  of whole numbers, whose sums are exact in fp32 in any order; the same product over and over
 //   memory    two patterns, of which each bit is once 0 and once 1, in as much memory as there is time for
@@ -55,6 +55,7 @@ struct NodeCheck {
         constexpr int period = 64;
         const int n = be::memory_is_host ? 1024 : 8192;
         const auto entry = [](int i, int k, int of) { return (i * 7 + k * (3 + of) + i * k) % 7 - 3; };
+        const int repeats = n / period;
         std::vector<floatX> a((size_t)n * n), b(a.size()), c(a.size());
         int sums[period][period] = {};
         for (int i = 0; i < period; i++)
@@ -66,7 +67,7 @@ struct NodeCheck {
                 const size_t at = (size_t)i * n + k;
                 a[at] = (floatX)(real)entry(i % period, k % period, 0);
                 b[at] = (floatX)(real)entry(i % period, k % period, 1);
-                c[at] = (floatX)(real)(n / period * sums[i % period][k % period]);
+                c[at] = (floatX)(real)(repeats * sums[i % period][k % period]);
             }
         CheckedMemory<floatX> x(a.size()), w(a.size()), y(a.size());
         be::upload(ctx, x.data, a.data(), a.size() * sizeof(floatX));

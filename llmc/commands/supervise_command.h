@@ -281,7 +281,10 @@ public:
             status = run_once();
             if (stopped_) break;
             Ending ending = read_ending(status, tail_);
-            if (stalled_) ending.cause = Cause::hung, ending.evidence = stalled_text();
+            if (stalled_) {
+                ending.cause = Cause::hung;
+                ending.evidence = stalled_text();
+            }
             ending.step = read_progress(out_).step;
             ending.saved = latest_step(out_) > saved;
             if (ending.cause == Cause::done) break;

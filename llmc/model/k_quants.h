@@ -30,7 +30,7 @@ float choose_codes(const float* x, const float* w, float scale, float minimum, i
     const float inverse = scale != 0 ? 1 / scale : 0;
     float error = 0;
     for (int i = 0; i < n; i++) {
-        q[i] = (int)(std::min(std::max((x[i] + minimum) * inverse, 0.0f), (float)most) + 0.5f);
+        q[i] = (int)std::lround(std::min(std::max((x[i] + minimum) * inverse, 0.0f), (float)most));
         const float off = scale * (float)q[i] - minimum - x[i];
         error += w[i] * off * off;
     }
@@ -113,7 +113,7 @@ inline bool quantize_affine(const float* x, int most, uint8_t* out, int* q) {
     for (int g = 0; g < groups; g++) {
         const float *xs = x + g * n, *ws = w + g * n;
         int* const qs = q + g * n;
-        const auto nearest = [](float fit, float unit) { return unit > 0 ? std::min((int)(fit / unit + 0.5f), 63) : 0; };
+        const auto nearest = [](float fit, float unit) { return unit > 0 ? (int)std::min(std::lround(fit / unit), 63L) : 0; };
         int scale = nearest(fits[(size_t)g].scale, d), minimum = nearest(fits[(size_t)g].minimum, m);
         const auto error = [&](int s, int least) { return choose_codes<n>(xs, ws, d * (float)s, m * (float)least, most, qs); };
         const auto of_best_scale = [&](int least) {

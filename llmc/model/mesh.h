@@ -90,10 +90,11 @@ inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp, int ep, int 
             "HINT: %s",
             world, world == 1 ? "" : "s", tp, cp > 1 ? format("--context-parallel-size %d x ", cp).c_str() : "", pp,
             (long long)model,
-            world == 1 ? format("start it with mpirun -n %lld", (long long)model).c_str()
-                       : format("%s%lld ranks, or sizes whose product divides %d",
-                                below ? format("%lld or ", (long long)below).c_str() : "", (long long)(below + model), world)
-                             .c_str());
+            world == 1
+                ? format("start it with mpirun -n %lld", (long long)model).c_str()
+                : format("%s%lld ranks, or sizes whose product divides %d",
+                         below ? format("%lld or ", (long long)below).c_str() : "", (long long)below + (long long)model, world)
+                      .c_str());
     const int dp = world / (tp * pp);
     if (dp % ep)
         fail_usage("--expert-model-parallel-size %d does not divide the %d data-parallel rank%s; HINT: choose a divisor of %d",
@@ -182,7 +183,8 @@ inline void check_expert_parallel(const ModelConfig& c, int ep) {
 // The fraction of rows that choose an expert of a given one of `ep` ranks, if each choice of experts is equally likely.
 inline double fraction_for_rank(const MixtureConfig& m, int ep) {
     double none = 1;
-    for (int k = 0; k < m.topk; k++) none *= std::max(0.0, (double)(m.experts - m.experts / ep - k) / (m.experts - k));
+    const int elsewhere = m.experts - m.experts / ep;
+    for (int k = 0; k < m.topk; k++) none *= std::max(0.0, (double)(elsewhere - k) / (m.experts - k));
     return 1 - none;
 }
 

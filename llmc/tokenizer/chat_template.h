@@ -544,7 +544,7 @@ private:
         for (const JinjaString::Part& p : whole.parts)
             if (p.source == source && source >= 0 && (first == last || p.end <= first)) at = p.end;
         const size_t most = first < last ? first : whole.text.size();
-        while (before < prompt.text.size() && at < most && prompt.text[before] == whole.text[at]) before++, at++;
+        for (; before < prompt.text.size() && at < most && prompt.text[before] == whole.text[at]; at++) before++;
         while (at > 0 && at < whole.text.size() && !begins_character(whole.text[at])) at--;
         return at;
     }

@@ -39,7 +39,7 @@ struct JinjaValue {
         integer,
         real,
         string,
-        list,
+        array,
         tuple,
         dict,
         space,
@@ -62,7 +62,7 @@ struct JinjaValue {
     bool is(Kind k) const { return kind == k; }
     bool is_number() const { return kind == boolean || kind == integer || kind == real; }
     bool is_whole() const { return kind == boolean || kind == integer; }
-    bool is_sequence() const { return kind == list || kind == tuple; }
+    bool is_sequence() const { return kind == array || kind == tuple; }
     double number() const { return kind == real ? d : (double)i; }
 };
 struct JinjaList {
@@ -164,7 +164,7 @@ public:
         v.kind = Value::none;
         return v;
     }
-    Value list(Values items, Value::Kind kind = Value::list) {
+    Value list(Values items, Value::Kind kind = Value::array) {
         charge(sizeof(JinjaList) + items.size() * sizeof(Value));
         Value v;
         v.kind = kind;
@@ -304,7 +304,7 @@ private:
             case Value::integer: return v.i != 0;
             case Value::real: return v.d != 0;
             case Value::string: return !v.s->text.empty();
-            case Value::list:
+            case Value::array:
             case Value::tuple: return !v.l->items.empty();
             case Value::dict: return !v.m->items.empty();
             default: return true;
@@ -361,7 +361,7 @@ private:
         return dict.items;
     }
     void check_key(const Value& key) const {
-        if (key.is(Value::list) || key.is(Value::dict)) wrong_type("a key", key);
+        if (key.is(Value::array) || key.is(Value::dict)) wrong_type("a key", key);
     }
     void put(JinjaDict& dict, const Value& key, const Value& value) {
         check_key(key);
@@ -464,7 +464,7 @@ private:
             case Value::integer: out.append(std::to_string(v.i)); break;
             case Value::real: out.append(real_text(v.d)); break;
             case Value::string: in_list ? out.append(quoted(v.s->text), v.s->source()) : out.append(*v.s); break;
-            case Value::list: each(v.l->items, "[", "]", item); break;
+            case Value::array: each(v.l->items, "[", "]", item); break;
             case Value::tuple: each(v.l->items, "(", v.l->items.size() == 1 ? ",)" : ")", item); break;
             case Value::dict:
                 each(v.m->items, "{", "}", [&](const auto& pair) {
@@ -517,7 +517,7 @@ private:
                 out.append(std::isfinite(v.d) ? real_text(v.d) : std::isnan(v.d) ? "NaN" : v.d < 0 ? "-Infinity" : "Infinity");
                 break;
             case Value::string: as_json(*v.s); break;
-            case Value::list:
+            case Value::array:
             case Value::tuple:
                 each(v.l->items, "[", "]", [&](const Value& x) { append_json(out, x, style, level + 1); });
                 break;
@@ -618,7 +618,7 @@ private:
                 return calculate(n.ops[0], left, eval(*n.kids[1], scope));
             }
             case Node::compare: return compare(n, scope);
-            case Node::list:
+            case Node::array:
             case Node::tuple:
             case Node::concat:
             case Node::dict: return build(n, scope);
@@ -635,7 +635,7 @@ private:
         if (n.kind != Node::dict) {
             Values items;
             for (const auto& kid : n.kids) items.push_back(eval(*kid, scope));
-            return list(std::move(items), n.kind == Node::list ? Value::list : Value::tuple);
+            return list(std::move(items), n.kind == Node::array ? Value::array : Value::tuple);
         }
         const Value made = dict();
         for (size_t i = 0; i < n.kids.size(); i += 2) {

@@ -70,7 +70,7 @@ struct JinjaNode {
         truth,   // integer
         none,
         name,  // id
-        list,
+        array,
         tuple,
         dict,       // items; keys and values in turn
         attribute,  // object; string is the attribute
@@ -700,7 +700,7 @@ private:
         }
         if (token.kind == Token::sign && (token.text == "[" || token.text == "{")) {
             const bool dict = token.text == "{";
-            Node node = make(dict ? JinjaNode::dict : JinjaNode::list);
+            Node node = make(dict ? JinjaNode::dict : JinjaNode::array);
             const char* end = dict ? "}" : "]";
             while (!is_sign(end)) {
                 if (!node->kids.empty()) need_sign(",");
