@@ -97,7 +97,8 @@ void decode_plain(floatX* out, const uint8_t* block) {
 typedef int32_t integers __attribute__((vector_size(4 * lanes)));
 inline floats numbers_of(const int8_t* q) {
     int32_t each[lanes];
-    for (int i = 0; i < lanes; i++) each[i] = (int)q[i];
+    // NOLINTNEXTLINE(bugprone-signed-char-misuse): codes are numbers with a sign
+    for (int i = 0; i < lanes; i++) each[i] = q[i];
     integers all;
     memcpy(&all, each, sizeof all);
     return __builtin_convertvector(all, floats);
