@@ -14,12 +14,12 @@ export ASAN_OPTIONS=detect_leaks=0 EMU_DEVICES=8  # MPI does not free all its me
 for program in "${programs[@]}"; do
     build=$(basename "$(dirname "$program")")
     mkdir "$build"
-    passes "$build" timeout -k 1 400 "$program" parity_check "$build" reference
+    passes "$build" timeout -k 1 900 "$program" parity_check "$build" reference
     for n in 2 4 8; do
         which=some
         [[ -z ${ALL:-} && $n != 2 ]] || which=main
         [[ $build != cpu* || -z ${ALL:-} ]] || which=all
         [[ $n == 4 || $which == all || ($n == 2 && ($build == cpu* || -n ${ALL:-})) ]] || continue
-        passes "$build" timeout -k 1 400 "$MPIRUN" -n "$n" "$program" parity_check "$build" "$which"
+        passes "$build" timeout -k 1 900 "$MPIRUN" -n "$n" "$program" parity_check "$build" "$which"
     done
 done
