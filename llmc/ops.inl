@@ -348,7 +348,7 @@ void swap_weights(Ctx& ctx, real* other /*(n)*/, floatX* param, LowerHalf* lower
 // sum (+)= x, for elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as in elements.h.
 void accumulate(Ctx& ctx, bf16* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc, const Rounding& rounding);
 // sum (+)= x
-void accumulate(Ctx& ctx, real* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc);
+void accumulate_real(Ctx& ctx, real* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc);
 
 // ---- Muon (optimizer.h; optimizer/muon.h has the whole update) --------------------------------------------------------------
 // g = grad_scale * grad; m = momentum m + (1 - momentum) g, with m = exp_avg; update = (1 - momentum) g + momentum m

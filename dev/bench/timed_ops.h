@@ -168,6 +168,7 @@ TIMED(linear_backward_weight_rows, Work({2 * NUMBER(4, 0) * NUMBER(4, 1) * NUMBE
                                          X* NUMBER(4, 0) * (NUMBER(4, 1) + NUMBER(4, 2)) +
                                              R* NUMBER(4, 1) * NUMBER(4, 2) * (1 + (NUMBER(4, 3) == (double)Acc::Add))}))
 TIMED(accumulate, Work({0, NUMBER(3, 0) * (R + 2 * (1 + (NUMBER(3, 1) == (double)Acc::Add)))}))
+TIMED(accumulate_real, Work({0, NUMBER(2, 0) * R*(2 + (NUMBER(2, 1) == (double)Acc::Add))}))
 TIMED(layernorm_forward, NORMALIZED)
 TIMED(layernorm_backward, NORMALIZED)
 TIMED(rmsnorm_forward, NORMALIZED)

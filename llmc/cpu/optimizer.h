@@ -164,7 +164,7 @@ inline void accumulate(Ctx&, bf16* sum, const real* x, size_t n, Acc acc, const 
 }
 
 // 8 bytes per element to set, 12 to add.
-inline void accumulate(Ctx&, real* sum, const real* x, size_t n, Acc acc) {
+inline void accumulate_real(Ctx&, real* sum, const real* x, size_t n, Acc acc) {
     parallel_ranges(n, [=](size_t first, size_t last) {
         if (acc == Acc::Set) return (void)std::copy(x + first, x + last, sum + first);
         for (size_t i = first; i < last; i++) sum[i] += x[i];

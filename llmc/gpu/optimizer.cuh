@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(adamw_threads) accumulate_real_kernel(real* su
     if (i < n) sum[i] = add ? sum[i] + x[i] : x[i];
 }
 }  // namespace detail
-inline void accumulate(Ctx& ctx, real* sum, const real* x, size_t n, Acc acc) {
+inline void accumulate_real(Ctx& ctx, real* sum, const real* x, size_t n, Acc acc) {
     if (n == 0) return;
     const auto kernel = acc == Acc::Add ? detail::accumulate_real_kernel<true> : detail::accumulate_real_kernel<false>;
     LAUNCH(kernel, (unsigned)ceil_div(n, (size_t)detail::adamw_threads), detail::adamw_threads, 0, ctx, sum, x, n);

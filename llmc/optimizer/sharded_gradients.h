@@ -157,7 +157,7 @@ private:
     template <class Memory>
     static void add(be::Ctx& ctx, const Memory& m, const Bucket& b, const real* sums, Acc acc, uint64_t key) {
         const Elements shard = m.gradients_of(b);
-        if (!shard.is_bf16()) return be::accumulate(ctx, (real*)shard.data, sums, b.n, acc);
+        if (!shard.is_bf16()) return be::accumulate_real(ctx, (real*)shard.data, sums, b.n, acc);
         for_each_rounding(m.table, b.mine, b.mine + b.n, key, [&](size_t first, size_t n, const Rounding& r) {
             be::accumulate(ctx, (bf16*)shard.data + (first - b.mine), sums + (first - b.mine), n, acc, r);
         });
