@@ -76,8 +76,10 @@ if [[ $gpu == *emu* ]]; then
     allow_mpirun_everywhere
     # shellcheck disable=SC2086
     experts() { EMU_DEVICES=2 timeout -k 1 120 "${MPIRUN:-mpirun}" -n 2 "$gpu" train ${run[mixture]} "${small[@]}" --ep 2 --out "$@"; }
-    expect "a mixture, its experts on 2 ranks: trains" experts mixture-ranks
-    expect "a mixture, its experts on 2 ranks: the CPU's losses" near mixture-cpu mixture-ranks
+    for dispatcher in allgather alltoall; do
+        expect "a mixture, its experts on 2 ranks, $dispatcher: trains" experts mixture-$dispatcher --moe-token-dispatcher-type $dispatcher
+        expect "a mixture, its experts on 2 ranks, $dispatcher: the CPU's losses" near mixture-cpu mixture-$dispatcher
+    done
     ranks() { EMU_DEVICES=4 timeout -k 1 300 "${MPIRUN:-mpirun}" -n 4 "$program_of_ranks" train ${run[llama]} "${small[@]}" --num-query-groups 4 --seq-length 48 --micro-batch-size 1 --fp8 hybrid --tp 4 --out "$@"; }
     program_of_ranks=$gpu expect "FP8 on 4 ranks: trains" ranks fp8-gpu
     program_of_ranks=$program expect "FP8 on 4 ranks: trains on the CPU" ranks fp8-cpu
