@@ -638,6 +638,10 @@ public:
     void write(std::string_view text) { write(text.data(), text.size()); }
     size_t written() const { return sum_.bytes; }
     const FileSum& sum() const { return sum_; }
+    // The ending of the file's name until commit().
+    std::string unfinished_ending() const { return temporary_.substr(path_.size()); }
+    // The destructor removes the file, also one that was to be kept.
+    void discard() { keeps_ = false; }
 
     // Reads bytes [offset, offset + bytes), which were written before.
     void read_back(size_t offset, void* data, size_t bytes) {

@@ -36,6 +36,7 @@ public:
 
     void update(int64_t done) {
         done_ = done;
+        if (is_quiet()) return;
         const double now = monotonic_seconds(), since = now - shown_at_;
         if (terminal_) {
             if (drawn_ && since < 0.1) return;
@@ -53,6 +54,7 @@ public:
     }
 
     void finish() {
+        if (is_quiet()) return;
         const double seconds = monotonic_seconds() - start_;
         line_.clear();
         fprintf(out_, "%s: %s in %s%s\n", label_.c_str(), amount((double)done_).c_str(), human_duration(seconds).c_str(),

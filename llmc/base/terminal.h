@@ -129,9 +129,16 @@ private:
     FILE* f_;
 };
 
+// In a process whose notes and progress another one prints: a rank above 0 of a command on text.
+inline bool& is_quiet() {
+    static bool quiet = false;
+    return quiet;
+}
+
 // A line for people, wrapped at words on a terminal. It may quote untrusted text: a file name, a tensor's name, a model's
 // output.
 inline void print_line(FILE* f, const std::string& line) {
+    if (is_quiet()) return;
     std::string text = printable(line);
     if (is_terminal(f)) {
         StatusLine::clear_any();

@@ -5,7 +5,7 @@
 
 struct HostCommands {
     int (*curate)(const CurateOptions&);
-    int (*prepare)(const PrepareOptions&);
+    int (*prepare)(World&, const PrepareOptions&);
     int (*tokenizer)(const TokenizerOptions&);
     int (*report)(const ReportOptions&);
     int (*inspect)(const InspectOptions&);
@@ -42,7 +42,7 @@ inline int export_either(World& world, const ExportOptions& o) {
 }
 }  // namespace detail
 
-inline const HostCommands host_commands = {curate_command,    prepare_command, tokenizer_command,
-                                           report_command,    inspect_command, runs_command,
-                                           supervise_command, import_command,  detail::export_either};
+inline const HostCommands host_commands = {curate_command,    prepare_on_ranks, tokenizer_command,
+                                           report_command,    inspect_command,  runs_command,
+                                           supervise_command, import_command,   detail::export_either};
 #endif

@@ -23,6 +23,14 @@
 
 struct PrepareCounts {
     int64_t tokens = 0, bytes = 0, spelled = 0, lost = 0, in_loss = 0;
+    PrepareCounts& operator+=(const PrepareCounts& more) {
+        tokens += more.tokens;
+        bytes += more.bytes;
+        spelled += more.spelled;
+        lost += more.lost;
+        in_loss += more.in_loss;
+        return *this;
+    }
 };
 
 class PrepareState {
@@ -31,7 +39,11 @@ public:
     // frame: the tokens that the tokenizer and the template put around any text.
     PrepareState(const PrepareOptions& o, const std::string& tokenizer_hash, const std::vector<int>& frame,
                  DocumentReader& reader, PrepareCounts& counts)
-        : prefix_(o.output_prefix), path_(prefix_ + resume_ending), reader_(reader), counts_(counts) {
+        : prefix_(o.output_prefix),
+          path_(prefix_ + resume_ending),
+          reader_(reader),
+          counts_(counts),
+          file_(reader.files_of_share().first) {
         if (!reader.only_files()) fail_usage("--resume needs files: a pipe cannot be read again");
         nlohmann::ordered_json same;
         same["input files"] = reader.input().files;
@@ -42,7 +54,11 @@ public:
         if (o.preference) same["options"].push_back("preference");
         if (!o.encoding.empty()) same["options"].push_back("encoding " + o.encoding);
         if (o.skip_bad_files) same["options"].push_back("skip-bad-files");
+        const auto [first, end] = reader.files_of_share();
+        const InputShare* share = reader.share();
+        if (share) same["number of ranks"] = {share->size(), share->rank(), first, end};
         same_ = nlohmann::json::parse(json_text(same));
+        refuse_other_ranks(o.output_prefix, share);
         if (file_exists(path_)) {
             undo_renames();
             load();
@@ -85,6 +101,7 @@ public:
     }
     // Saves the position after the last completed document. The writer's later data are written again when the run resumes.
     void save(TokenDatasetWriter& writer) {
+        if (file_ >= reader_.files_of_share().second) return;  // a rank without files
         writer.keep();
         nlohmann::ordered_json j;
         j["same"] = same_;
@@ -100,11 +117,28 @@ public:
         saved_at_ = monotonic_seconds();
     }
     void finish() const { unlink(path_.c_str()); }
+    // Removes the files of a rank above 0 after rank 0 has them.
+    void remove_part() const {
+        for (const std::string ending : {".bin", ".idx", mask_ending}) unlink((prefix_ + ending + partial_ending).c_str());
+        finish();
+    }
 
 private:
     [[noreturn]] void refuse_changed() const {
         fail("%s has changed since %s was written; HINT: another --output-prefix, or omit --resume",
              reader_.input().files[file_].c_str(), path_.c_str());
+    }
+    // Fails if another number of ranks has left parts: nobody would resume from them.
+    static void refuse_other_ranks(const std::string& part, const InputShare* share) {
+        const std::string prefix = share && share->rank() > 0 ? part.substr(0, part.rfind(rank_mark)) : part;
+        const auto [dir, begin] = folder_and_name(prefix + rank_mark);
+        const std::string mine = share ? "-of-" + std::to_string(share->size()) + resume_ending : "";
+        for (const std::string& name : names_in(dir))
+            if (begins_with(name, begin) && ends_with(name, resume_ending) && (mine.empty() || !ends_with(name, mine)))
+                fail(
+                    "%s/%s belongs to a run with another number of ranks; HINT: repeat that run's command, or use another "
+                    "--output-prefix, or omit --resume",
+                    dir.c_str(), name.c_str());
     }
     static std::string hash_of(const std::string& text) { return format("%08x", crc32c(text.data(), text.size())); }
     // The first n files: sizes and modification times, each queried once. The current file may be edited after the part already
@@ -137,8 +171,10 @@ private:
         std::array<int64_t, 6> judged{};
         std::vector<std::array<int64_t, 2>> files;
         try {
-            for (const auto& [name, value] : same_.items())
-                if (j.at("same").at(name) != value) other = "other " + name;
+            if (j.at("same").size() != same_.size()) other = "another number of ranks";
+            else
+                for (const auto& [name, value] : same_.items())
+                    if (j.at("same").at(name) != value) other = (name == "number of ranks" ? "another " : "other ") + name;
             j.at("at").get_to(at);
             j.at("last").get_to(last_);
             j.at("kept").get_to(kept);
@@ -179,7 +215,7 @@ private:
     PrepareCounts done_;     // at the end of the last document
     nlohmann::json same_;    // must be the same in a resumed run
     TokenDatasetWriter::Kept kept_;
-    size_t file_ = 0;
+    size_t file_;
     int64_t chunk_ = 0;
     JudgedLines before_;  // before the last document
     std::vector<std::array<int64_t, 2>> read_files_;

@@ -24,6 +24,8 @@
 #include "../tokenizer/tokenizer_trainer.h"
 #include "../tokenizer/unigram_trainer.h"
 #include "../options/options.h"
+#include "../parallel/shared_input.h"
+#include "../plan/machine.h"
 #include "../checkpoint/gguf_directory.h"
 #include "prepare_state.h"
 
@@ -162,7 +164,52 @@ inline void print_prepared(const PrepareOptions& o, const ChatEncoder* chat, con
                           tokens.c_str(), (double)counts.bytes / (double)std::max<int64_t>(1, counts.tokens)));
 }
 
-inline int prepare_command(const PrepareOptions& given) {
+// What rank 0 needs to append a rank's part of the data.
+struct PreparedPart {
+    TokenDatasetWriter::Kept kept;
+    PrepareCounts counts;
+};
+
+// Fails on all ranks unless they see the same files, those that they write included.
+inline void check_same_files(InputShare& share, const DocumentReader& reader, const std::string& written) {
+    std::string list;
+    for (size_t i = 0; i < reader.file_sizes().size(); i++)
+        list += reader.input().files[i] + '\0' + std::to_string(reader.file_sizes()[i]) + '\n';
+    const std::string sum = format("%08x", crc32c(list.data(), list.size()));
+    const Strings all = share.gather(sum + written);
+    for (size_t r = 1; r < all.size(); r++) {
+        if (all[r].compare(0, 8, sum) != 0)
+            fail("rank %zu sees other input files, or other sizes of them; HINT: all ranks need the same file system", r);
+        const std::string part = all[r].substr(8);
+        if (share.rank() == 0 && !file_exists(part))
+            fail("rank %zu writes %s, which rank 0 does not see; HINT: all ranks need the same file system", r, part.c_str());
+    }
+}
+
+// Rank 0 appends the documents of the other ranks, in order, and their counts.
+inline void join_parts(InputShare& share, const std::string& prefix, TokenDatasetWriter& writer, PrepareCounts& counts) {
+    writer.keep();
+    const PreparedPart mine = {writer.place(), counts};
+    const Strings parts = share.gather(std::string((const char*)&mine, sizeof mine) + writer.unfinished_ending());
+    if (share.rank() > 0) return;
+    int64_t bytes = 0;
+    std::vector<PreparedPart> all(parts.size());
+    for (size_t r = 0; r < parts.size(); r++) {
+        memcpy(&all[r], parts[r].data(), sizeof mine);
+        bytes += r > 0 ? (int64_t)all[r].kept.bin.bytes : 0;
+    }
+    Progress progress("joining the parts", bytes, "B");
+    int64_t done = 0;
+    for (size_t r = 1; r < parts.size(); r++) {
+        writer.append({part_prefix(prefix, (int)r, share.size()), parts[r].substr(sizeof mine), all[r].kept},
+                      [&](size_t n) { progress.update(done += (int64_t)n); });
+        counts += all[r].counts;
+    }
+    progress.finish();
+}
+
+// share: null, or of this rank, whose part of the data rank 0 gets.
+inline void prepare(const PrepareOptions& given, InputShare* share) {
     PrepareOptions o = given;
     check_prepare_options(o);
     const bool chats = o.chat || o.preference;
@@ -176,7 +223,12 @@ inline int prepare_command(const PrepareOptions& given) {
     std::optional<ChatEncoder> chat;
     if (chats) chat.emplace(prepare_conversations(o, tokenizer, input));
     DocumentReader reader(std::move(input));
-    if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
+    const std::string prefix = o.output_prefix;
+    if (share) {
+        reader.read_share(*share);
+        o.output_prefix = part_prefix(prefix, share->rank(), share->size());
+    }
+    if (const auto parent = std::filesystem::path(prefix).parent_path(); !parent.empty()) make_directory(parent.string());
     PrepareCounts counts;
     std::optional<PrepareState> state;
     if (o.resume) {
@@ -184,23 +236,53 @@ inline int prepare_command(const PrepareOptions& given) {
         const std::vector<int> frame = chat ? chat->encode(probe, true).tokens : std::vector<int>{tokenizer.eod_id()};
         state.emplace(o, tokenizer.identity().hash, frame, reader, counts);
     }
-    if (state && state->is_complete()) {
+    const bool complete = state && (share ? share->gather(state->is_complete() ? "y" : "n")[0] == "y" : state->is_complete());
+    if (complete) {
+        if (share && share->rank() > 0) state->remove_part();
+        if (share) share->gather("");  // rank 0's state is the last file to go
         state->finish();
-        print_line(stdout, "note: " + o.output_prefix + ".bin is complete already; nothing was left to do");
-        return 0;
+        print_line(stdout, "note: " + prefix + ".bin is complete already; nothing was left to do");
+        return;
     }
     TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt,
                               chat ? chat->recorded() : "", o.preference);
+    if (share) check_same_files(*share, reader, o.output_prefix + ".bin" + writer.unfinished_ending());
+    const auto [dir, name] = folder_and_name(prefix + rank_mark);
+    if (!share || share->rank() == 0) remove_unfinished_in(dir, name);  // parts of killed ranks
     encode_and_write(o, tokenizer, chat ? &*chat : nullptr, reader, state ? &*state : nullptr, writer, counts);
     if (state) state->check_reached();
+    if (share) {
+        if (state) state->save(writer);
+        join_parts(*share, prefix, writer, counts);
+    }
+    if (share && share->rank() > 0) {
+        share->gather("");  // rank 0 has the documents
+        writer.discard();
+        if (state) state->finish();
+        share->gather("");
+        return;
+    }
     if (writer.n_documents() == 0)
         fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
              o.input.size() > 1 ? " and the others" : "");
     writer.commit();
+    for (int i = 0; share && i < 2; i++) share->gather("");  // the other ranks remove their parts in between
     if (state) state->finish();
     print_notes(counts, o, tokenizer);
     print_prepared(o, chat ? &*chat : nullptr, writer, counts);
+}
+
+inline int prepare_command(const PrepareOptions& o) {
+    prepare(o, nullptr);
     return 0;
+}
+// On all ranks.
+inline int prepare_on_ranks(World& world, const PrepareOptions& given) {
+    if (world.size() == 1) return prepare_command(given);
+    PrepareOptions o = given;
+    if (!o.workers) o.workers = share_of_machine(world);
+    SharedInput share(world);
+    return share.run([&] { prepare(o, &share); });
 }
 
 // Measures how well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white

@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -481,6 +482,28 @@ public:
         if (mask_) mask_->keep();
     }
 
+    // Documents of another writer, which has kept its files and not yet committed them, follow this writer's. tick(bytes) is
+    // called after each piece of its tokens.
+    struct Part {
+        std::string prefix, ending;  // of its files
+        Kept kept;
+    };
+    std::string unfinished_ending() const { return bin_.unfinished_ending(); }
+    void append(const Part& part, const std::function<void(size_t)>& tick) {
+        CHECK(length_ == 0, "the last document has not been ended");
+        append_file(bin_, part.prefix + ".bin" + part.ending, part.kept.bin, 0, tick);
+        append_file(idx_, part.prefix + ".idx" + part.ending, part.kept.idx, sizeof no_header);
+        if (mask_) append_file(*mask_, part.prefix + mask_ending + part.ending, part.kept.mask, 0);
+        n_documents_ += part.kept.documents;
+        n_tokens_ += part.kept.tokens;
+    }
+    // The files are not needed any more: the destructor removes them.
+    void discard() {
+        bin_.discard();
+        idx_.discard();
+        if (mask_) mask_->discard();
+    }
+
     void commit() {
         CHECK(length_ == 0, "the last document has not been ended");
         write_offsets();
@@ -561,6 +584,20 @@ public:
 private:
     static bool is_index(const std::string& path) {
         return beginning_of(path, sizeof megatron_magic) == std::string(megatron_magic, sizeof megatron_magic);
+    }
+    // Appends a file, which must have this sum, without its first bytes.
+    static void append_file(FileWriter& out, const std::string& path, const FileSum& expected, size_t header,
+                            const std::function<void(size_t)>& tick = nullptr) {
+        FileSum found;
+        read_in_pieces(path, false, [&](const char* bytes, size_t n) {
+            found.crc = crc32c(bytes, n, found.crc);
+            const size_t skip = found.bytes < header ? std::min(n, header - found.bytes) : 0;
+            found.bytes += n;
+            out.write(bytes + skip, n - skip);
+            if (tick) tick(n);
+            return found.bytes <= expected.bytes;
+        });
+        check_written(path, expected, found);
     }
     // Offsets are the prefix sums of the lengths, which are read back a block at a time.
     void write_offsets() {

@@ -4,7 +4,7 @@
 //   DocumentReader  the documents of all files (input_files.h: which; document_source.h: the documents of one). All files are
 //                   judged by their first bytes before the first one is read
 //   open_chunk      the document in a line of JSON, a page or a response of a WARC file
-//   for_each_chunk  reads, opens, judges, and calls the work on each batch
+//   for_each_chunk  reads, opens, judges, and calls the work on each batch. Ranks may share the files (input_share.h)
 // text_format.h detects the format and refuses all others.
 #pragma once
 #include <algorithm>
@@ -34,6 +34,7 @@
 #include "encoding.h"
 #include "input_files.h"
 #include "input_judge.h"
+#include "input_share.h"
 #include "json_scan.h"
 #include "parquet_documents.h"
 #include "table_documents.h"
@@ -249,6 +250,7 @@ public:
                 if (may_pass(e.error)) throw;  // its disk or its network does not answer now
                 refused_.emplace_back(file.path, e.what());
             }
+        n_refused_at_start_ = refused_.size();
         if (!refused_.empty() && !input_.skip_bad_files) refuse_files(named);
         if (input_.files.empty())
             fail("%s holds no text: %s", named[0].c_str(),
@@ -276,16 +278,26 @@ public:
         begin_file_ = file;
         begin_chunk_ = chunk;
         before_ = before;
-        for (size_t i = 0; i < file; i++) bytes_of_read_files_ += sizes_[i];
+        for (size_t i = first_of_share_; i < file; i++) bytes_of_read_files_ += sizes_[i];
     }
-    InputJudge judge() const { return InputJudge(input_, begin_file_, before_); }
+    // Before begin_at() and next(): reads only a rank's files.
+    void read_share(InputShare& share) {
+        if (!only_files_)
+            fail_usage("%s has a pipe, which ranks cannot share; HINT: give files, or omit mpirun", input_.reading.c_str());
+        share_ = &share;
+        std::tie(first_of_share_, end_of_share_) = InputShare::files_of(sizes_, share.rank(), share.size());
+        begin_at(first_of_share_, 0);
+    }
+    InputShare* share() const { return share_; }
+    std::pair<size_t, size_t> files_of_share() const { return {first_of_share_, std::min(end_of_share_, sizes_.size())}; }
+    InputJudge judge() const { return InputJudge(input_, begin_file_, before_, first_of_share_, share_ != nullptr); }
     const std::vector<int64_t>& file_sizes() const { return sizes_; }  // in bytes; -1: a pipe
 
     // The next document, JSON line, or part of a document; false at the end of the last file.
     bool next(Chunk& chunk) {
         while (true) {
-            while (open_.size() < most_open && next_file_ < input_.files.size() && (open_.empty() || sizes_[next_file_] >= 0))
-                open_next();
+            const size_t end = files_of_share().second;
+            while (open_.size() < most_open && next_file_ < end && (open_.empty() || sizes_[next_file_] >= 0)) open_next();
             if (open_.empty()) return false;
             chunk = {};
             OpenFile& now = open_.front();
@@ -313,6 +325,24 @@ public:
             if (kind.first == TextFormat::html) text += " (the text of pages, without boilerplate)";
         }
         return text;
+    }
+    // What taken() and notes() report of this rank's files, for add().
+    nlohmann::json counts() const {
+        nlohmann::json taken = nlohmann::json::array(), refused = nlohmann::json::array();
+        for (const auto& [kind, files] : taken_) taken.push_back({(int)kind.first, kind.second, files.first, files.second});
+        for (size_t i = n_refused_at_start_; i < refused_.size(); i++)
+            refused.push_back({refused_[i].first, refused_[i].second});
+        return {{"taken", taken}, {"refused", refused}};
+    }
+    // Adds later files.
+    void add(const nlohmann::json& later) {
+        for (const auto& row : later.at("taken")) {
+            auto& taken = taken_[{(TextFormat)row.at(0).get<int>(), row.at(1).get<std::string>()}];
+            if (taken.first == 0) taken.second = row.at(3).get<std::string>();
+            taken.first += row.at(2).get<int>();
+        }
+        for (const auto& row : later.at("refused"))
+            refused_.emplace_back(row.at(0).get<std::string>(), row.at(1).get<std::string>());
     }
     // The contents of folders that were left out.
     Strings notes() const {
@@ -540,7 +570,7 @@ private:
     static constexpr size_t most_listed = 20, most_shown = 5;
     std::vector<std::pair<std::string, std::string>> refused_;  // files, and why
     bool is_usage_error_ = false, several_ = false, converts_ = false;
-    size_t n_guessed_ = 0;
+    size_t n_guessed_ = 0, n_refused_at_start_ = 0;
     std::string guessed_;
     std::set<TextFormat> formats_;  // of all files judged so far
     TextInput input_;
@@ -548,6 +578,8 @@ private:
     std::deque<OpenFile> open_;   // the current file, and the ones ahead
     size_t next_file_ = 0, begin_file_ = 0, shown_length_ = 0;
     int64_t begin_chunk_ = 0;
+    InputShare* share_ = nullptr;  // null: one process reads all files
+    size_t first_of_share_ = 0, end_of_share_ = SIZE_MAX;
     JudgedLines before_;
     bool only_files_ = true;
     std::map<std::pair<TextFormat, std::string>, std::pair<int, std::string>> taken_;  // by format and column: files, the first
@@ -569,12 +601,25 @@ inline void open_chunk(Chunk& chunk, const TextInput& input) {
     }
 }
 
+// Rank 0 gets the counts of all ranks, and judges them together.
+inline void join_counts(InputShare& share, DocumentReader& reader, InputJudge& judge) {
+    const Strings all = share.gather(json_text(nlohmann::json{{"reader", reader.counts()}, {"judge", judge.counts()}}));
+    if (share.rank() > 0) return;
+    for (size_t r = 1; r < all.size(); r++) {
+        const nlohmann::json j = nlohmann::json::parse(all[r]);
+        reader.add(j.at("reader"));
+        judge.add(j.at("judge"));
+    }
+    judge.check_all();
+}
+
 // Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch. tells:
 // print a summary of the read and skipped input at the end.
 inline void for_each_chunk(DocumentReader& reader, int threads, const std::string& label,
                            const std::function<void(const Chunk&, size_t)>& work,
                            const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize,
                            bool tells = true) {
+    InputShare* const share = reader.share();
     Progress progress(label, reader.total_bytes(), "B");
     InputJudge judge = reader.judge();
     std::vector<Chunk> batch;
@@ -619,9 +664,11 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         in_parallel([&](const Chunk& c, size_t i) { work(c, i); });
         for (size_t i = 0; i < batch.size(); i++) finish(batch[i], i);
         if (failure) std::rethrow_exception(failure);
-        progress.update(reader.bytes_read());
+        progress.update(share ? share->read(reader.bytes_read()) : reader.bytes_read());
     }
+    if (share) share->finish(reader.bytes_read(), [&](int64_t bytes) { progress.update(bytes); });
     progress.finish();
+    if (share) join_counts(*share, reader, judge);
     if (!tells) return;
     print_line(stderr, "input: " + reader.taken());
     for (const std::string& note : reader.notes()) print_line(stderr, note);

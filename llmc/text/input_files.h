@@ -44,6 +44,12 @@ inline void note_repeated(const std::vector<InputFile>& files) {
                               counted((int64_t)repeated.size(), "file").c_str(), repeated[0].c_str()));
 }
 
+// The name of a rank's part of a data set, until all parts are joined: PREFIX.rank-1-of-4.
+inline constexpr const char* rank_mark = ".rank-";
+inline std::string part_prefix(const std::string& prefix, int rank, int ranks) {
+    return rank == 0 ? prefix : prefix + rank_mark + std::to_string(rank) + "-of-" + std::to_string(ranks);
+}
+
 // The data set that a command writes at a prefix, complete or not; the command does not read its files.
 class OwnDataSet {
 public:
@@ -53,6 +59,7 @@ public:
         const std::string name = whole(file);
         if (name.compare(0, prefix_.size(), prefix_) != 0) return false;
         std::string ending = name.substr(prefix_.size());
+        if (begins_with(ending, rank_mark)) ending.erase(0, ending.find('.', 1));  // of a rank
         const size_t at = ending.rfind(partial_ending);
         if (at != std::string::npos && at + strlen(partial_ending) == ending.size()) ending.resize(at);
         return ending == ".bin" || ending == ".idx" || ending == mask_ending || ending == origin_ending ||

@@ -1,11 +1,13 @@
 // Judges an input while it is read: whether too much of a file cannot be used.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
 
 #include "../base/check.h"
+#include "../base/json.h"
 #include "../base/text.h"
 #include "document_source.h"
 
@@ -19,9 +21,15 @@ inline std::string reason_of(const Error& e) {
 // at the end of a file; in a long file, also after every megabyte or hundred bad lines.
 class InputJudge {
 public:
-    // before: the counts up to the start of the input.
-    explicit InputJudge(const TextInput& input, size_t first_file = 0, const JudgedLines& before = {})
-        : input_(input), file_(first_file), now_(before), some_good_(first_file > 0 || before.lines > before.bad) {
+    // before: the counts up to the start of the input, at first_file. first_of_share: the first of the files that this rank
+    // reads. joined: other ranks read other files, and add() has the last word.
+    explicit InputJudge(const TextInput& input, size_t first_file = 0, const JudgedLines& before = {},
+                        size_t first_of_share = 0, bool joined = false)
+        : input_(input),
+          joined_(joined),
+          file_(first_file),
+          now_(before),
+          some_good_(first_file > first_of_share || before.lines > before.bad) {
         size_t used = 0;
         try {
             limit_ = std::stod(input.max_bad_lines, &used);
@@ -48,7 +56,7 @@ public:
     void end() {
         if (!input_.skip_bad_files) {
             check_bytes();
-            if (!some_good_ && now_.bad_of_all > 0) refuse_lines();
+            if (!joined_ && !some_good_ && now_.bad_of_all > 0) refuse_lines();
         }
         end_file();
     }
@@ -67,6 +75,40 @@ public:
         const int64_t bad_of_all = now_.bad_of_all;
         now_ = {};
         now_.bad_of_all = bad_of_all;
+    }
+
+    // After end(): the counts of this rank's files, for add().
+    nlohmann::json counts() const {
+        return {{"odd", {odd_.bytes, odd_.nul, odd_.invalid, odd_.tags}},
+                {"left_out", left_out_},
+                {"left_out_files", left_out_files_},
+                {"bad", now_.bad_of_all},
+                {"shown", shown_},
+                {"some_good", some_good_}};
+    }
+    // Adds the counts of later files.
+    void add(const nlohmann::json& later) {
+        const auto odd = later.at("odd").get<std::array<int64_t, 4>>();
+        odd_ += {odd[0], odd[1], odd[2], odd[3]};
+        for (const auto& [what, n] : later.at("left_out").get<std::map<std::string, int64_t>>()) left_out_[what] += n;
+        left_out_files_.merge(later.at("left_out_files").get<std::map<size_t, std::string>>());
+        now_.bad_of_all += later.at("bad").get<int64_t>();
+        for (const std::string& line : later.at("shown").get<Strings>())
+            if (shown_.size() < most_shown) shown_.push_back(line);
+        some_good_ |= later.at("some_good").get<bool>();
+    }
+    // After the last add(): the limits that hold for all files together.
+    void check_all() const {
+        const bool too_many = !share_ && (double)now_.bad_of_all > limit_;
+        if (!too_many && (some_good_ || now_.bad_of_all == 0)) return;
+        std::string shown;
+        for (const std::string& line : shown_) shown += "\n  " + line;
+        fail(
+            "%s of all files cannot be used%s:%s\nHINT: --json-keys KEY names the key of the %s, --max-bad-lines N skips "
+            "more lines",
+            counted(now_.bad_of_all, "line").c_str(),
+            too_many ? (", more than --max-bad-lines " + input_.max_bad_lines).c_str() : "", shown.c_str(),
+            input_.open_record ? "messages" : "text");
     }
 
     std::string where(const Chunk& chunk) const {
@@ -160,7 +202,7 @@ private:
 
     TextInput input_;
     double limit_ = -1;  // in lines, or in % of a file's lines
-    bool share_ = false;
+    bool share_ = false, joined_;
     size_t file_;
     JudgedLines now_;
     bool some_good_;  // something is usable
