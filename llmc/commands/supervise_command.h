@@ -29,6 +29,7 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/numbers.h"
+#include "../base/process.h"
 #include "../base/terminal.h"
 #include "../base/text.h"
 #include "../checkpoint/run_directory.h"
@@ -159,25 +160,13 @@ inline bool signal_descendants(int signal) {
 class Job {
 public:
     explicit Job(const Strings& words) : forwards_(is_mpirun(words[0])) {
-        std::vector<char*> arguments;
-        for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-        arguments.push_back(nullptr);
         int ends[2];
         if (pipe2(ends, O_CLOEXEC) != 0) fail("cannot create a pipe: %s", strerror(errno));
-        const pid_t parent = getpid();
-        group_ = fork();
-        if (group_ < 0) fail("cannot start a process: %s", strerror(errno));
-        if (group_ == 0) {
+        group_ = start_process(words, stop_signal_of_job(), [&] {
             setpgid(0, 0);
-            prctl(PR_SET_PDEATHSIG, stop_signal_of_job());
-            if (getppid() != parent) _exit(127);
-            const int none = open("/dev/null", O_RDONLY);
-            dup2(none, STDIN_FILENO);
+            redirect(STDIN_FILENO, "/dev/null", O_RDONLY);
             dup2(ends[1], STDERR_FILENO);
-            execvp(arguments[0], arguments.data());
-            dprintf(STDERR_FILENO, "error: cannot run %s: %s\n", arguments[0], strerror(errno));
-            _exit(127);
-        }
+        });
         setpgid(group_, group_);
         close(ends[1]);
         errors_ = ends[0];
@@ -216,7 +205,7 @@ public:
         int status = 0;
         const pid_t ended = waitpid(group_, &status, WNOHANG);
         if (ended != group_) return {};
-        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        return exit_status(status);
     }
     void stop_in_order(int signal) { kill(-group_, forwards_ ? stop_signal_of_job() : signal); }
     void end() { kill(-group_, SIGTERM); }

@@ -187,7 +187,7 @@ inline TrainOptions options_of_trial(TrainOptions p, int threads, int seed) {
 inline TrialResult read_result(const std::string& log, const std::string& output, int status, double limit_seconds) {
     TrialResult result;
     if (status != 0) {
-        result.why = why_failed(status, "train_gpt", output, limit_seconds);
+        result.why = why_failed(status, output, limit_seconds);
         return result;
     }
     const RunLog::json end = std::filesystem::exists(log) ? read_log(log).end : RunLog::json();

@@ -3,7 +3,6 @@
 #pragma once
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +22,7 @@
 #include "../base/file.h"
 #include "../base/math.h"
 #include "../base/clock.h"
+#include "../base/process.h"
 #include "../parallel/world.h"
 #include "../report/run_log.h"
 
@@ -43,25 +43,12 @@ class Apart {
 public:
     Apart(const std::vector<std::string>& words, const std::string& input, const std::string& output, double limit_seconds)
         : limit_(limit_seconds), begin_(monotonic_seconds()) {
-        std::vector<char*> arguments;
-        for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-        arguments.push_back(nullptr);
-        const pid_t parent = getpid();
-        child_ = fork();
-        if (child_ < 0) fail("cannot start a process: %s", strerror(errno));
-        if (child_ > 0) return;
-        setsid();
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent) _exit(127);
-        const int out = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-        const int in = open(input.c_str(), O_RDONLY);
-        if (in >= 0) dup2(in, STDIN_FILENO);
-        if (out >= 0) {
-            dup2(out, STDOUT_FILENO);
-            dup2(out, STDERR_FILENO);
-        }
-        execvp(arguments[0], arguments.data());
-        _exit(127);
+        child_ = start_process(words, SIGKILL, [&] {
+            setsid();
+            redirect(STDIN_FILENO, input.c_str(), O_RDONLY);
+            redirect(STDOUT_FILENO, output.c_str(), O_WRONLY | O_CREAT | O_TRUNC);
+            dup2(STDOUT_FILENO, STDERR_FILENO);
+        });
     }
     double seconds() const { return monotonic_seconds() - begin_; }
     void end() { limit_ = std::min(limit_, seconds()); }
@@ -70,7 +57,7 @@ public:
     std::optional<int> status() {
         int status = 0;
         const pid_t ended = waitpid(child_, &status, WNOHANG);
-        if (ended == child_) return asked_ ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        if (ended == child_) return asked_ ? -1 : exit_status(status);
         if (ended < 0 && errno != EINTR) fail("a trial cannot be waited for: %s", strerror(errno));
         if (seconds() > limit_ && !asked_) asked_ = kill(-child_, SIGTERM) == 0;  // mpirun forwards it to its ranks
         if (seconds() > limit_ + 5) kill(-child_, SIGKILL);
@@ -143,11 +130,10 @@ public:
 };
 
 // Why a command failed whose status is not 0, with the error that it printed.
-inline std::string why_failed(int status, const std::string& command, const std::string& output, double limit_seconds) {
-    const std::string why = status == -1    ? format("no end in %.0f s", limit_seconds)
-                            : status > 128  ? format("ended by signal %d", status - 128)
-                            : status == 127 ? command + " cannot be started"
-                                            : format("exit status %d", status);
+inline std::string why_failed(int status, const std::string& output, double limit_seconds) {
+    const std::string why = status == -1   ? format("no end in %.0f s", limit_seconds)
+                            : status > 128 ? format("ended by signal %d", status - 128)
+                                           : format("exit status %d", status);
     std::ifstream text(output);
     for (std::string line; std::getline(text, line);)
         if (const size_t at = line.find("error"); at != std::string::npos && line.find(": ", at) != std::string::npos)
@@ -195,6 +181,6 @@ inline Trial run_trial(const std::string& config, int ranks, const std::string& 
     const int status = SignalsHeld::wait_for(process);
     const double seconds = median_step_seconds(out + "/log.jsonl");
     if (status == 0 && std::isfinite(seconds)) trial.seconds = seconds;
-    else trial.why = why_failed(status, words[0], output, limit_seconds);
+    else trial.why = why_failed(status, output, limit_seconds);
     return trial;
 }

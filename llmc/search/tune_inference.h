@@ -173,7 +173,7 @@ inline void measure_inference(Run& run, const TuneOptions& o, FoundInference& fo
             const std::string output = folder.path + "/output.txt", input = folder.path + "/prompt.txt";
             write_file_atomically(input, prompt);
             Apart process(words, input, output, seconds);
-            if (const int status = SignalsHeld::wait_for(process)) return why_failed(status, words[0], output, seconds);
+            if (const int status = SignalsHeld::wait_for(process)) return why_failed(status, output, seconds);
             for_each_line(output, [&](std::string_view line, int64_t) {
                 int batch = 0;
                 double first = 0, p50 = 0, p99 = 0;
