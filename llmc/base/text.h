@@ -127,6 +127,11 @@ inline std::string shell_word(const std::string& word) {
     for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
     return quoted + "'";
 }
+inline std::string shell_command(const Strings& words) {
+    std::string command;
+    for (const std::string& word : words) command += (command.empty() ? "" : " ") + shell_word(word);
+    return command;
+}
 
 // Length of the text in bytes without an incomplete character at its end.
 inline size_t whole_characters(const std::string& text) {

@@ -33,6 +33,7 @@
 #include "../base/terminal.h"
 #include "../base/text.h"
 #include "../checkpoint/run_directory.h"
+#include "../model/mesh.h"
 #include "../options/options.h"
 #include "../report/run_log.h"
 #include "../run/supervisor.h"
@@ -90,15 +91,14 @@ inline RunProgress read_progress(const std::string& out) {
     }
     return progress;
 }
-// Whether the run's layout works on this number of ranks: whole replicas, and a global batch that they share evenly.
-inline bool layout_fits(const nlohmann::json& options, int ranks) {
-    if (!options.is_object()) return false;
-    const auto size = [&](const char* name) { return std::max<int64_t>(1, options.value(name, (int64_t)1)); };
-    const int64_t model = size("tensor-model-parallel-size") * size("pipeline-model-parallel-size"),
-                  cp = size("context-parallel-size");
-    const int64_t replica = model * cp, dp = ranks / replica;
-    return ranks % replica == 0 && dp * cp % size("expert-model-parallel-size") == 0 &&
-           size("global-batch-size") % (size("micro-batch-size") * dp) == 0;
+// Whether the run's layout works on this number of ranks, which share each global batch evenly.
+inline bool layout_fits(const nlohmann::json& options, int ranks) try {
+    const auto size = [&](const char* name) { return std::max(1, options.value(name, 1)); };
+    const Mesh mesh = make_mesh(ranks, 0, size("tensor-model-parallel-size"), size("pipeline-model-parallel-size"), 1,
+                                size("expert-model-parallel-size"), size("context-parallel-size"));
+    return size("global-batch-size") % (size("micro-batch-size") * mesh.samples.size) == 0;
+} catch (const std::exception&) {  // ranks that cannot be divided, or unknown options
+    return false;
 }
 
 // Signals that end the job, and this command with it.
@@ -250,31 +250,35 @@ public:
             for (const std::string& host : hosts) nodes.push_back(read_node(host, option));
             return nodes;
         };
+        const auto duration = [](const char* option, const std::string& text) {
+            return parse_duration(text) == 0 ? 0 : duration_of(option, text);
+        };
         stall_ = duration("--stall-timeout", o.stall_timeout);
         rules_.restarts = (int)o.restarts;
         rules_.first_wait = duration("--restart-wait", o.restart_wait);
         rules_.longest_wait = std::max(rules_.longest_wait, rules_.first_wait);
         supervisor_.emplace(
             nodes(o.hosts, "--hosts"), nodes(o.spare, "--spare"),
-            [this](int ranks) { return layout_fits(read_progress(out_).options, ranks); }, rules_);
+            [this](int ranks) { return layout_fits(progress_.options, ranks); }, rules_);
     }
 
     // Runs the job until it is finished, is stopped, or cannot continue. Returns the exit status of its last start.
     int run() {
         const StopRequests requests;
         become_subreaper();
-        const double begin = monotonic_seconds(), before = read_progress(out_).seconds;
+        const double begin = monotonic_seconds(), before = progress_.seconds;
         int status = 0;
         while (true) {
             const int64_t saved = latest_step(out_);
             status = run_once();
+            progress_ = read_progress(out_);
             if (stopped_) break;
             Ending ending = read_ending(status, tail_);
             if (stalled_) {
                 ending.cause = Cause::hung;
                 ending.evidence = stalled_text();
             }
-            ending.step = read_progress(out_).step;
+            ending.step = progress_.step;
             ending.saved = latest_step(out_) > saved;
             if (ending.cause == Cause::done) break;
             if (!passes_check(ending.suspect)) {
@@ -290,7 +294,7 @@ public:
             pause(next.wait);
             if (stopped_) break;
         }
-        const double all = monotonic_seconds() - begin, used = read_progress(out_).seconds - before;
+        const double all = monotonic_seconds() - begin, used = progress_.seconds - before;
         say(format("%s in %s; %.1f%% of that time in steps that count", counted(supervisor_->restarts(), "restart").c_str(),
                    human_duration(all).c_str(), 100 * std::clamp(used / all, 0.0, 1.0)));
         return status;
@@ -307,19 +311,12 @@ private:
         refuse_missing(out.empty(), "the run's directory", "--run DIR, or --out DIR in the command");
         return out;
     }
-    static double duration(const char* option, const std::string& text) {
-        const double seconds = parse_duration(text);
-        refuse_value(!(seconds >= 0), option, text, "a duration (90s, 30m, 5h30m)");
-        return seconds;
-    }
     static void say(const std::string& text) { print_line(stderr, "supervise: " + text); }
 
     // Starts the job and waits for its end; a job without news is ended.
     int run_once() {
         const Strings words = filled_in(words_, *supervisor_);
-        std::string shown;
-        for (const std::string& word : words) shown += (shown.empty() ? "" : " ") + shell_word(word);
-        say(format("start %d: ", supervisor_->restarts() + 1) + shown);
+        say(format("start %d: ", supervisor_->restarts() + 1) + shell_command(words));
         Job job(words);
         stalled_ = false;
         double news = monotonic_seconds(), killed_at = INFINITY;
@@ -395,6 +392,7 @@ private:
 
     Strings words_;
     std::string out_, check_, tail_;
+    RunProgress progress_ = read_progress(out_);
     SupervisorRules rules_;
     std::optional<Supervisor> supervisor_;
     double stall_ = 0;

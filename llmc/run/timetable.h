@@ -71,11 +71,11 @@ inline std::string reason_to_stop(World& world, const TrainOptions& o) {
 // The command that resumes this run: the one that started it, with --resume auto.
 inline std::string resume_command(World& world) {
     std::ifstream words("/proc/self/cmdline");
-    std::string command = world.size() > 1 ? format("%d ranks of", world.size()) : "";
+    Strings command;
     for (std::string word; std::getline(words, word, '\0');) {
         if (word == "--resume" && std::getline(words, word, '\0')) continue;
-        if (word.compare(0, 9, "--resume=") == 0) continue;
-        command += (command.empty() ? "" : " ") + shell_word(word);
+        if (begins_with(word, "--resume=")) continue;
+        command.push_back(word);
     }
-    return command + " --resume auto";
+    return (world.size() > 1 ? format("%d ranks of ", world.size()) : "") + shell_command(command) + " --resume auto";
 }
