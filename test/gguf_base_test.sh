@@ -5,12 +5,10 @@
 . "$(dirname "$0")/lib.sh"
 allow_mpirun_everywhere
 
-same() { (cd "$1/latest" && find . -name '*.safetensors') | while read -r file; do cmp "$1/latest/$file" "$2/latest/$file" || exit 1; done; }
-for i in $(seq 1 200); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; done >text.txt
+kings 200 >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --output tok
 expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents line
 train() { ${MPI:-} "$program" train --data-path text --seq-length 32 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" "$@"; }
-loss_of() { "$program" eval --text text.txt --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
 llama=(--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-query-groups 2)
 sizes=(--num-layers 2 --num-attention-heads 4 --tokenizer tok --train-iters 4 --lr 1e-3)
 expect "a Llama" train "${llama[@]}" "${sizes[@]}" --hidden-size 256 --ffn-hidden-size 512 --out llama
@@ -30,9 +28,9 @@ for name in llama gpt2; do
         expect "$file: adapters" train --model "$file" "${lora[@]}" --save-every 3 --keep 0 --out "$dir-lora"
         says "$file: the plan has its codes" "parameters (frozen, gguf)"
         expect "$dir: adapters" train --model "$dir" "${lora[@]}" --out "$dir-wide"
-        expect "$file: the same bits" same "$dir-lora" "$dir-wide"
+        expect "$file: the same bits" same_tensors "$dir-lora" "$dir-wide"
         expect "$file: resumed" train --resume "$dir-lora/step_00000003" --train-iters 6 --lr 1e-2 --out "$dir-resumed"
-        expect "$file: to the same bits" same "$dir-lora" "$dir-resumed"
+        expect "$file: to the same bits" same_tensors "$dir-lora" "$dir-resumed"
         expect "$file: its adapters find it" test "$(loss_of --adapter "$dir-lora")" == "$(loss_of --adapter "$dir-wide")"
         expect "$file: text" "$program" generate --adapter "$dir-lora" --prompt "in the year" --max-new-tokens 5
         expect "$file: merge" "$program" export --merge --adapter "$dir-lora" --out "$dir-merged"

@@ -5,7 +5,7 @@
 gpu=$(realpath "${GPU_TRAIN_GPT:-build/emu-bf16/train_gpt}")
 . "$(dirname "$0")/lib.sh"
 
-for i in $(seq 1 300); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
+kings 300 5 >text.txt
 expect "tokenizer" "$gpu" tokenizer --input text.txt --vocab-size 380 --output tok
 expect "prepare" "$gpu" prepare --input text.txt --output text --tokenizer tok --split-documents blank
 

@@ -44,6 +44,23 @@ no() {
     expect "refused: $name" refused "$@"
     says "$name: says why" "$pattern"
 }
+# kings LINES [EVERY]: a text that small models learn, with an empty line after every EVERY lines, if given.
+kings() {
+    local i
+    for i in $(seq 1 "$1"); do
+        echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"
+        [[ -z ${2:-} || $((i % ${2:-1})) != 0 ]] || echo
+    done
+}
+# loss_of OPTIONS...: the loss of a model on text.txt.
+loss_of() { "$program" eval --text text.txt --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
+# same_tensors A B: the newest checkpoints of two runs have tensors with the same bits.
+same_tensors() {
+    local files file
+    mapfile -t files < <(cd "$1/latest" && find . -name '*.safetensors')
+    [[ ${#files[@]} -gt 0 ]] || return
+    for file in "${files[@]}"; do cmp "$1/latest/$file" "$2/latest/$file" || return; done
+}
 # losses DIR: step and loss of every step of a run, in the order of its log.
 losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
 # near_losses A B STEPS TOLERANCE: run B has the last STEPS steps of run A, with losses within TOLERANCE of A's.

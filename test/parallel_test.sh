@@ -11,7 +11,7 @@ fi
 allow_mpirun_everywhere
 export ASAN_OPTIONS=detect_leaks=0 # MPI does not free all its memory
 
-for i in $(seq 1 300); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
+kings 300 5 >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 380 --output tok
 expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents blank
 small=(--hidden-size 64 --num-layers 4 --num-attention-heads 4 --num-query-groups 2 --normalization RMSNorm --position-embedding-type rope --swiglu

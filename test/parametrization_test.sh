@@ -7,7 +7,7 @@
 . "$(dirname "$0")/lib.sh"
 export COLUMNS=200 # each row of the plan on one line
 
-for i in $(seq 1 200); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; done >text.txt
+kings 200 >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --output tok
 expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents line
 train() { # OUT OPTIONS...
@@ -16,7 +16,7 @@ train() { # OUT OPTIONS...
     "$program" train --hidden-size 64 --num-layers 4 --num-attention-heads 4 --tokenizer tok --data-path text --seq-length 24 --micro-batch-size 2 \
         --global-batch-size 4 --train-iters 8 --lr 3e-3 --threads 1 --split "90, 10, 0" --eval-iters 2 --eval-interval 8 --save-every 4 --keep 0 --quiet --seed 5 --out "$out" "$@"
 }
-same() { (cd "$1/latest" && find . -name '*.safetensors' -o -name config.json) | while read -r file; do cmp "$1/latest/$file" "$2/latest/$file" || exit 1; done; }
+same() { same_tensors "$1" "$2" && cmp "$1/latest/config.json" "$2/latest/config.json"; }
 differ() { ! cmp -s "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
 
 base=(--mup-base-width 64 --mup-base-head-size 16)

@@ -19,7 +19,7 @@ valid_losses() { sed -n 's/.*"kind":"valid","step":\([0-9]*\),"loss":\([0-9.e+-]
 # same_validations A B STEP: run B's validations are run A's after STEP.
 same_validations() { [[ "$(valid_losses "$1" | awk "\$1 > $3")" == "$(valid_losses "$2")" ]]; }
 
-for i in $(seq 1 500); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
+kings 500 5 >text.txt
 for i in $(seq 1 120); do echo "birds $((i * 3 % 50)) sang in tree $((i % 13))"; [[ $((i % 4)) == 0 ]] && echo; done >small.txt
 expect "tokenizer" "$program" tokenizer --input text.txt small.txt --vocab-size 380 --output tok
 for name in text small; do expect "prepare $name" "$program" prepare --input $name.txt --output $name --tokenizer tok --split-documents blank; done

@@ -4,13 +4,11 @@
 #   TRAIN_GPT=path/to/train_gpt test/virtual_tokens_test.sh
 . "$(dirname "$0")/lib.sh"
 
-same() { (cd "$1/latest" && find . -name '*.safetensors') | while read -r file; do cmp "$1/latest/$file" "$2/latest/$file" || exit 1; done; }
-for i in $(seq 1 200); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; done >text.txt
+kings 200 >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --output tok
 tr a-z b-za <text.txt >other.txt  # the models' training text, so that virtual tokens have something to learn
 for name in text other; do expect "prepare $name" "$program" prepare --input $name.txt --output $name --tokenizer tok --split-documents line; done
 train() { "$program" train --data-path "${data:-text}" --seq-length 24 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" --lr 3e-2 "$@"; }
-loss_of() { "$program" eval --text text.txt --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
 below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && a < b) }'; }
 config() { sed -n "s/.*\"$2\": \"\?\([^\",]*\).*/\1/p" "$1/latest/adapter_config.json"; }
 
@@ -28,7 +26,7 @@ for name in llama gpt2; do
         says "$run: and says what is trained" "adapters  *6 virtual tokens"
         expect "$run: the model is as it was" test "$before" == "$(cat "$name"/latest/*.safetensors | cksum)"
         expect "$run: resumed in the middle" train --resume "$run/step_00000004" --train-iters 12 --out "$run-resumed"
-        expect "$run: to the same bits" same "$run" "$run-resumed"
+        expect "$run: to the same bits" same_tensors "$run" "$run-resumed"
         tuned_loss=$(loss_of --model "$name" --adapter "$run")
         expect "$run: lowers the loss ($plain to $tuned_loss)" below "$tuned_loss" "$plain"
         expect "$run: without --model: on the one that it names" test "$(loss_of --adapter "$run/latest")" == "$tuned_loss"
@@ -54,10 +52,10 @@ for encoder in none mlp lstm; do
     expect "conversations, $encoder: virtual tokens" train "${talk[@]}" "${tuned[@]}" --save-every 4 --keep 0 --out "talk-$encoder"
     says "conversations, $encoder: are packed" "conversations in [0-9]* samples"
     expect "conversations, $encoder: resumed in the middle" train "${talk[@]}" --resume "talk-$encoder/step_00000004" --out "talk-$encoder-resumed"
-    expect "conversations, $encoder: to the same bits" same "talk-$encoder" "talk-$encoder-resumed"
+    expect "conversations, $encoder: to the same bits" same_tensors "talk-$encoder" "talk-$encoder-resumed"
 done
 expect "conversations: recomputed" train "${talk[@]}" "${tuned[@]}" --recompute full --out talk-again
-expect "conversations: to the same bits" same talk-lstm talk-again
+expect "conversations: to the same bits" same_tensors talk-lstm talk-again
 chat_loss() { "$program" eval --data-path chat --split "0, 1, 0" --seq-length 34 --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
 data=chat expect "conversations alone" train --model llama --prompt-tokens 6 --seq-length 34 --train-iters 20 --out talk
 plain=$(chat_loss --model llama) tuned_loss=$(chat_loss --adapter talk)
