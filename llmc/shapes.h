@@ -225,7 +225,7 @@ struct Rope {
 // order of the rows.
 struct MixtureShape {
     int B, T, E, K;
-    int weight = 1;  // of a sequence in the balance loss: how many it stands for
+    int weight = 1;  // of a sequence in the balance loss: the number of sequences it represents
     HD int N() const { return B * T; }
     HD int slots() const { return B * T * (K < E ? K : E); }                       // at most
     HD double balance_factor() const { return weight * E / ((double)K * T * T); }  // of the balance loss (router_backward)
