@@ -99,11 +99,33 @@ expect "TensorBoard: each step once, as the log has it" check_board
 expect "TensorBoard: gone back to step 7" board --resume board/step_00000007 --train-iters 40 --override train-iters data-order
 expect "TensorBoard: the steps that came again have their new numbers" check_board
 expect "TensorBoard: one file for each start" test "$(find board/tensorboard -type f | wc -l)" == 3
-expect "TensorBoard: in another folder" board --resume board/step_00000007 --train-iters 30 --override train-iters data-order --tensorboard-dir elsewhere
+expect "TensorBoard: in another folder" board --resume board/step_00000007 --train-iters 30 --override train-iters data-order --tensorboard-dir elsewhere --prometheus board.prom
 expect "TensorBoard: which goes on after step 7" refused check_board elsewhere
 expect "TensorBoard: and has a file" test "$(find elsewhere -type f | wc -l)" == 1
 expect "TensorBoard: a file in the folder's place is refused" refused board --resume auto --train-iters 50 --override train-iters data-order --tensorboard-dir text.txt
 says "TensorBoard: by name" "text.txt"
+
+# ---- the file for Prometheus: whole lines in its format, with the newest figures of the log ----
+expect "Prometheus: its format" python3 -c "
+import json, re
+values, seen = {}, set()
+for line in open('board.prom'):
+    if found := re.fullmatch(r'# (HELP|TYPE) (train_gpt_\w+) \S.*\n', line):
+        seen.add((found[1], found[2]))
+    else:
+        name, value = re.fullmatch(r'(train_gpt_\w+)\{run=\"board\"\} (\S+)\n', line).groups()
+        assert {('HELP', name), ('TYPE', name)} <= seen and name not in values, line
+        values[name] = float(value)
+log = [json.loads(line) for line in open('board/log.jsonl')]
+step = [r for r in log if r['kind'] == 'step'][-1]
+valid = [r for r in log if r['kind'] == 'valid'][-1]
+expected = {'step': 30, 'tokens': step['tokens'], 'loss': step['loss'], 'validation_loss': valid['loss'], 'running': 0,
+            'step_seconds': step['step_ms'] / 1e3, 'learning_rate': step['lr']}
+for name, value in expected.items():
+    assert abs(values['train_gpt_' + name] - value) <= 1e-9 * abs(value), (name, values, value)
+"
+no "Prometheus: another file, which would be replaced" "ends with .prom" board --train-iters 50 --prometheus text.txt
+no "Prometheus: a folder that does not exist" "cannot write no/such.prom" board --resume auto --train-iters 50 --override train-iters data-order --prometheus no/such.prom
 
 # ---- a terminal of 80 columns: no line in any phase is longer ----
 if script -qec true /dev/null </dev/null >/dev/null 2>&1; then

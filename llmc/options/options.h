@@ -443,6 +443,8 @@ inline Allowed one_of(Strings choices) {
     X(bool, tensorboard, "", false, anything(), "Run", "write event files for TensorBoard as well, into OUT/tensorboard")      \
     X(std::string, tensorboard_dir, "", "", word("DIR"), "Run",                                                                \
       "directory for TensorBoard's event files; implies --tensorboard")                                                        \
+    X(std::string, prometheus, "", "", word("FILE"), "Run",                                                                    \
+      "write the newest figures to this file, in the text format of Prometheus")                                               \
     X(OptionalDouble, carbon_intensity, "", {}, between(0, 1e6), "Run",                                                        \
       "grams of CO2 per kWh of electricity: results and report include the run's emissions if the machine reports its "        \
       "energy, and a plan their upper limit")                                                                                  \

@@ -54,6 +54,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "prometheus.h"
 #include "report.h"
 #include "tensorboard.h"
 #include "../base/clock.h"
@@ -348,6 +349,9 @@ public:
 
     // Also writes the numbers of the following records to event files in `dir`; `step`: the last completed step.
     void also_tensorboard(const std::string& dir, int64_t step) { tensorboard_ = std::make_unique<TensorBoard>(dir, step); }
+    void also_prometheus(const std::string& file, const std::string& run) {
+        prometheus_ = std::make_unique<PrometheusFile>(file, run);
+    }
 
     // resumed_at: the step whose checkpoint is resumed. If a log of the earlier part exists, its records up to that step are
     // kept and new ones are appended.
@@ -557,6 +561,11 @@ private:
                 if (hold_) hold_();
                 tensorboard_->add(j);
             });
+        if (prometheus_)
+            attempt("Prometheus' file", [&] {
+                if (hold_) hold_();
+                prometheus_->add(j);
+            });
         attempt("the report", [&] { records_.add(j); });
     }
 
@@ -710,6 +719,7 @@ private:
     std::string out_dir_;
     JsonLines file_;
     std::unique_ptr<TensorBoard> tensorboard_;
+    std::unique_ptr<PrometheusFile> prometheus_;
     bool quiet_, terminal_;
     int64_t log_interval_, last_step_ = INT64_MAX;
     FILE* console_;

@@ -171,6 +171,8 @@ inline void adjust_options(Run& run) {
     o.optimizer = optimizer_row(o.optimizer).word;
     check_recomputation(o);
     check_optimizer(o);
+    refuse_value(!o.prometheus.empty() && !ends_with(o.prometheus, ".prom"), "--prometheus", o.prometheus,
+                 "a file whose name ends with .prom, which is replaced");
     offloads_optimizer(o);  // rejects it with some optimizers
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
     if (o.adam_eps > 1e-7 && run.main_rank())

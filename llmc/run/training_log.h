@@ -85,6 +85,7 @@ public:
         logger_ = std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), o.log_interval, stdout, std::move(hold));
         if (o.tensorboard || !o.tensorboard_dir.empty())
             logger_->also_tensorboard(o.tensorboard_dir.empty() ? o.out + "/tensorboard" : o.tensorboard_dir, state.step);
+        if (!o.prometheus.empty()) logger_->also_prometheus(o.prometheus, run_name(o));
         run.begin("reading data for the loss of a unigram model");
         const RunInfo info = run_info(run);
         total_steps_ = info.total_steps;
