@@ -221,3 +221,22 @@ for at in 1 2 3; do
 done
 expect "a model that is too large is refused before its samples are ordered" refused timeout 60 "$program" train --size 70b --tokenizer tok --data-path text --out big
 says "by its memory" "error: .* memory"
+
+# ---- a GGUF file as the model: its texts are in memory ----
+mkdir temporary
+export TMPDIR=$work/temporary
+gguf=(--model whole.gguf --data-path text --seq-length 16 --micro-batch-size 2 --global-batch-size 4 --lr 1e-3 --eval-iters 0 --threads 1)
+timeout 60 "$program" train "${gguf[@]}" --train-iters 1000000 --out gguf >gguf.txt 2>&1 &
+killed=$!
+comes grep -q '"kind":"step","step":5,' gguf/log.jsonl
+kill -KILL "$(pgrep -P $killed)"
+wait $killed
+expect "data of another tokenizer" "$program" prepare --input text.txt --output of-tok2 --tokenizer tok2 --split-documents blank
+expect "data by a GGUF file's tokenizer" "$program" prepare --input text.txt --output of-gguf --tokenizer whole.gguf --split-documents blank
+no "a GGUF model with these" "HINT: train_gpt prepare --tokenizer [^ ]*/whole.gguf/tokenizer.json" "$program" train "${gguf[@]}" --data-path of-tok2 --train-iters 2 --out x
+expect "that tokenizer, as the hint names it" "$program" prepare --input text.txt --output of-hint --tokenizer "$work/whole.gguf/tokenizer.json" --split-documents blank
+expect "the same tokens" cmp of-gguf.bin of-hint.bin
+expect "inspect finds the tokenizer of the data" "$program" inspect of-gguf
+says "their text" "document 0 .*the sheep"
+no "a GGUF file exported as a directory" "train_gpt import --gguf whole.gguf --out x" "$program" export --model whole.gguf --out x
+expect "killed and refused commands leave nothing in the folder for temporary files" test -z "$(ls temporary)"

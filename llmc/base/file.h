@@ -145,6 +145,39 @@ private:
     int fd_;
 };
 
+// ---- files in memory -------------------------------------------------------------------------------------------------------
+// A folder of files that only this process has. It is called like a file on the disk (model.gguf), below which the disk has
+// nothing, so that the names of its files say in messages where they are from. A killed process leaves nothing of it.
+class FilesInMemory {
+public:
+    static void add(const std::string& folder, const std::map<std::string, std::string>& texts) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        folders_.insert(folder);
+        for (const auto& [name, text] : texts) {
+            const std::string path = folder + "/" + name;
+            const int fd = memfd_create("train_gpt", MFD_CLOEXEC);  // stays open
+            if (fd < 0 || ::write(fd, text.data(), text.size()) != (ssize_t)text.size())
+                fail("no memory for %s: %s", path.c_str(), strerror(errno));
+            files_[path] = fd;
+        }
+    }
+    static bool is_folder(const std::string& path) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return folders_.count(path) > 0;
+    }
+    // Its descriptor, which stays open; -1: no such file.
+    static int find(const std::string& path) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto found = files_.find(path);
+        return found == files_.end() ? -1 : found->second;
+    }
+
+private:
+    inline static std::mutex mutex_;
+    inline static std::set<std::string> folders_;
+    inline static std::map<std::string, int> files_;
+};
+
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 // The path of a file that a list in `dir` names. The list is not trusted: a name outside the directory is rejected.
 inline std::string inside(const std::string& dir, const std::string& name, const std::string& list) {
@@ -197,6 +230,8 @@ auto patiently(Read read) {
 
 // The type of a file, following links; not_found if there is none.
 inline std::filesystem::file_type file_type(const std::string& path) {
+    if (FilesInMemory::is_folder(path)) return std::filesystem::file_type::directory;
+    if (FilesInMemory::find(path) >= 0) return std::filesystem::file_type::regular;
     return patiently([&] {
         std::error_code error;
         const auto type = std::filesystem::status(path, error).type();
@@ -234,7 +269,9 @@ inline void reject_lfs_pointer(int fd, size_t size, const std::string& path) {
 // Opens a file for reading and returns its descriptor and size. Symbolic links are followed; a pipe or device is rejected
 // instead of waited for.
 inline std::pair<int, size_t> open_once(const std::string& path) {
-    const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    const int in_memory = FilesInMemory::find(path);
+    const int fd = in_memory >= 0 ? fcntl(in_memory, F_DUPFD_CLOEXEC, 0)
+                                  : open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0 && errno == ENXIO) fail("%s is not a regular file", path.c_str());  // a socket
     if (fd < 0) fail_to_read(path, errno);
     struct stat st;

@@ -33,9 +33,10 @@
 
 // Size and CRC-32C of each of a model's weight files; each rank reads a share of them.
 inline nlohmann::ordered_json identity_of_base(World& world, const std::string& dir) {
+    if (is_gguf_file(dir)) return to_json({{"model.gguf", sum_file(dir)}});
     Strings names;
     for (const std::string& name : names_in(dir))
-        if (ends_with(name, ".safetensors") || name == "model.gguf") names.push_back(name);
+        if (ends_with(name, ".safetensors")) names.push_back(name);
     std::string all;
     for (const std::string& lines : world.all_gather(sum_lines(dir, names, world.rank(), world.size()))) all += lines;
     return to_json(sums_of(all));

@@ -1,15 +1,13 @@
-// A GGUF file in place of a model directory: --model X.gguf, --tokenizer X.gguf. Its texts (config.json, tokenizer) are written
-// to a temporary directory, next to a link to the file, from which the weights are read (gguf_weights.h).
+// A GGUF file in place of a model directory: --model X.gguf, --tokenizer X.gguf. Its texts (config.json, tokenizer) are files in
+// memory, X.gguf/config.json; the weights are read from the file (gguf_weights.h).
 #pragma once
-#include <unistd.h>
-
-#include <cstdlib>
+#include <algorithm>
 #include <filesystem>
-#include <map>
-#include <memory>
 #include <string>
+#include <vector>
 
 #include "../base/check.h"
+#include "../base/file.h"
 #include "../parallel/world.h"
 #include "../tokenizer/gguf_tokenizer.h"
 #include "gguf_weights.h"
@@ -36,54 +34,26 @@ inline ModelTexts texts_of_gguf(const GgufModel& model, const GgufTokenizer& tok
     return texts;
 }
 
-namespace detail {
-
-class TextsOfGguf {
-public:
-    explicit TextsOfGguf(const std::string& file) {
-        namespace fs = std::filesystem;
-        const GgufModel model(file);
-        refuse_together(model.c.mixture.on(), "--model " + file, "a mixture of experts",
-                        "it cannot be used without converting it", "train_gpt import --gguf " + file + " --out DIR");
-        std::string pattern = (fs::temp_directory_path() / "train_gpt-gguf-XXXXXX").string();
-        if (!mkdtemp(pattern.data())) fail("cannot create a directory in %s", fs::temp_directory_path().c_str());
-        path = pattern;
-        fs::create_symlink(fs::canonical(file), path + "/model.gguf");
-        WrittenFiles written(path);
-        write_model_texts(path, model.c, texts_of_gguf(model, read_gguf_tokenizer(model.file.metadata(), file), "bfloat16"),
-                          written);
-    }
-    ~TextsOfGguf() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path, ignored);
-    }
-    std::string path;
-};
-
-}  // namespace detail
-
-inline bool is_gguf_file(const std::string& path) {
-    return std::filesystem::path(path).extension() == ".gguf" && is_regular(path);
-}
-// The directory for a GGUF file; removed when the program ends.
+// The file as a model directory: its path, under which its texts are from now on in memory.
 inline std::string gguf_directory(const std::string& file) {
-    static std::map<std::string, std::unique_ptr<detail::TextsOfGguf>> made;
-    std::unique_ptr<detail::TextsOfGguf>& texts = made[file];
-    if (!texts) texts = std::make_unique<detail::TextsOfGguf>(file);
-    return texts->path;
+    if (FilesInMemory::is_folder(file)) return file;
+    const GgufModel& model = *gguf_model_in(file);
+    refuse_together(model.c.mixture.on(), "--model " + file, "a mixture of experts", "it cannot be used without converting it",
+                    "train_gpt import --gguf " + file + " --out DIR");
+    FilesInMemory::add(
+        file, files_of_texts(model.c, texts_of_gguf(model, read_gguf_tokenizer(model.file.metadata(), file), "bfloat16")));
+    return file;
 }
-// Each process has a directory of its own, but ranks must have the same model.
+// Ranks look for model directories together, and each file is in the memory of one process.
 inline void refuse_gguf_on_ranks(const World& world, const std::string& model) {
     refuse_together(world.size() > 1 && is_gguf_file(model), "--model " + model, "several ranks",
                     "a GGUF file is for one process", "convert it: train_gpt import --gguf " + model + " --out DIR");
 }
-// local_path() for a tokenizer, which may be in a GGUF file.
+// local_path() for a tokenizer, which may be in a GGUF file: of that name, or X.gguf/tokenizer.json as data has recorded it.
 inline std::string tokenizer_path(const std::string& given) {
-    return is_gguf_file(given) ? gguf_directory(given) : local_path(given);
+    if (is_gguf_file(given)) return gguf_directory(given);
+    if (const std::string folder = folder_and_name(given).first; is_gguf_file(folder)) gguf_directory(folder);
+    return local_path(given);
 }
-// The path by which a model is found again: of the GGUF file, if the directory is one of these.
-inline std::string lasting_path(const std::string& dir) {
-    namespace fs = std::filesystem;
-    return fs::is_symlink(dir + "/model.gguf") ? fs::canonical(dir + "/model.gguf").string()
-                                               : fs::weakly_canonical(dir).string();
-}
+// The path by which a model is found again.
+inline std::string lasting_path(const std::string& dir) { return std::filesystem::weakly_canonical(dir).string(); }

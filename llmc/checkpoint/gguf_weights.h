@@ -1,6 +1,7 @@
 // A model in a GGUF file: its configuration, its weights as numbers, and the codes of its quantized matrices as they are.
 #pragma once
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <set>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/file.h"
 #include "../base/safetensors.h"
 #include "../model/gguf.h"
 #include "../model/gguf_model.h"
@@ -141,11 +143,13 @@ private:
     std::map<std::string, TensorSpec> tensors_;  // by the names of their first tensor in a model directory
 };
 
-// The GGUF file that holds the weights of a model directory (gguf_directory.h); null: it has none.
-inline std::shared_ptr<const GgufModel> gguf_model_in(const std::string& dir) {
+inline bool is_gguf_file(const std::string& path) {
+    return std::filesystem::path(path).extension() == ".gguf" && (FilesInMemory::is_folder(path) || is_regular(path));
+}
+// The model in a GGUF file, which is opened once; null: the path is none.
+inline std::shared_ptr<const GgufModel> gguf_model_in(const std::string& path) {
     static std::map<std::string, std::shared_ptr<const GgufModel>> opened;
-    const std::string path = dir + "/model.gguf";
     if (const auto found = opened.find(path); found != opened.end()) return found->second;
-    if (!is_regular(path)) return nullptr;
+    if (!is_gguf_file(path)) return nullptr;
     return opened[path] = std::make_shared<const GgufModel>(path);
 }

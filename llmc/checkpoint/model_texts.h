@@ -166,11 +166,11 @@ inline ModelTexts adapted_texts(const std::string& model_dir, const Tokenizer* t
     return t;
 }
 
-// Writes all files of a model directory except the weights into `dir`, which exists. For adapters, their own files replace the
-// model's (adapter_files.h).
-inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t, WrittenFiles& written) {
+// All files of a model directory except the weights, by name. For adapters, their own files replace the model's
+// (adapter_files.h).
+inline std::map<std::string, std::string> files_of_texts(const ModelConfig& c, const ModelTexts& t) {
     using json = nlohmann::ordered_json;
-    auto files = t.files;  // each is written once: the disk is compared with it
+    auto files = t.files;
     const auto set_json = [&](const char* name, const json& j) { files[name] = j.dump(2) + "\n"; };
     if (!c.adapted()) set_json("config.json", to_hf_config(c, t.dtype, t.ids));
     const auto id = [&](const char* key) { return t.ids.value(key, json()); };
@@ -198,7 +198,11 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
         if (!t.eos_token.empty()) settings["eos_token"] = t.eos_token;
         set_json("tokenizer_config.json", settings);
     }
-    for (const auto& [name, text] : files) written.write(dir + "/" + name, text);
+    return files;
+}
+// Writes them into `dir`, which exists, each once: the disk is compared with it.
+inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t, WrittenFiles& written) {
+    for (const auto& [name, text] : files_of_texts(c, t)) written.write(dir + "/" + name, text);
 }
 
 // The tokenizer of a model's directory with this vocabulary; null if there is none that can be used. Tokenized data needs none,

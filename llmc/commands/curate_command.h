@@ -180,7 +180,8 @@ inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input
     std::vector<std::string> named = o.decontaminate;
     for (const std::string* file : {&o.language_model, &o.quality_model, &o.bad_words})
         if (!file->empty()) named.push_back(*file);
-    if (!o.tokenizer.empty()) named.push_back(Tokenizer::file_of(tokenizer_path(o.tokenizer)));
+    if (!o.tokenizer.empty())
+        named.push_back(is_gguf_file(o.tokenizer) ? o.tokenizer : Tokenizer::file_of(tokenizer_path(o.tokenizer)));
     const nlohmann::ordered_json identity = {
         {"options", options}, {"files of options", describe_files(named)}, {"input", describe_files(input.text.files)}};
     return nlohmann::json::parse(json_text(identity));

@@ -190,7 +190,7 @@ inline void describe_texts(Table& table, const TokenDataset& data, const std::st
     table.row("tokenizer", made.known() ? made.text() : "unknown: the data has no PREFIX.meta.json");
     std::optional<Tokenizer> tokenizer;
     try {
-        if (!given.empty() || made.known()) tokenizer = Tokenizer::load(given.empty() ? made.path : tokenizer_path(given));
+        if (!given.empty() || made.known()) tokenizer = Tokenizer::load(tokenizer_path(given.empty() ? made.path : given));
     } catch (const Error& e) {
         if (!given.empty()) throw;
         table.row("text", std::string(e.what()) + "; HINT: --tokenizer DIR");
