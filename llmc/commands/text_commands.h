@@ -44,8 +44,8 @@ inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenize
     input.open_record = [key, checks, pairs = o.preference](const nlohmann::json& record, Chunk& chunk) {
         chunk.problem = pairs ? ConversationReader::read_pair(record, chunk.conversation, chunk.rejected)
                               : ConversationReader::read(record, key, chunk.conversation);
-        if (chunk.problem.empty()) chunk.problem = checks->problem(chunk.conversation);
-        if (chunk.problem.empty() && pairs) chunk.problem = checks->problem(chunk.rejected);
+        if (chunk.problem.empty()) chunk.problem = checks->render(chunk.conversation, chunk.rendered);
+        if (chunk.problem.empty() && pairs) chunk.problem = checks->render(chunk.rejected, chunk.rendered_rejected);
     };
     return *checks;
 }
@@ -107,8 +107,8 @@ inline void encode_chunk(const PrepareOptions& o, const Tokenizer& tokenizer, co
         if (chunk.ends_document && !o.no_append_eod) tokens.push_back(tokenizer.eod_id());
         return;
     }
-    p.text = chat->encode(chunk.conversation, false, o.parse_special_tokens);
-    if (o.preference) p.rejected = chat->encode(chunk.rejected, false, o.parse_special_tokens);
+    p.text = chat->encode(chunk.rendered, chunk.conversation, o.parse_special_tokens);
+    if (o.preference) p.rejected = chat->encode(chunk.rendered_rejected, chunk.rejected, o.parse_special_tokens);
     p.spelled = p.text.spelled + p.rejected.spelled;
 }
 

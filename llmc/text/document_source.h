@@ -21,6 +21,7 @@
 #include "../base/text.h"
 #include "byte_source.h"
 #include "../tokenizer/conversation.h"
+#include "../tokenizer/jinja_parser.h"
 #include "json_scan.h"
 #include "text_format.h"
 
@@ -87,9 +88,10 @@ struct Chunk {
     bool is_record = false;  // of JSON or of a table: one that cannot be used is counted as a bad line
     JsonFields fields;
     std::vector<ChatMessage> conversation;
-    std::vector<ChatMessage> rejected;  // for a pair of answers; `conversation` has the chosen one
-    std::string problem;                // why a line is unusable
-    std::string left_out;               // why there is no document here, although nothing is wrong: "rows without text"
+    std::vector<ChatMessage> rejected;        // for a pair of answers; `conversation` has the chosen one
+    JinjaString rendered, rendered_rejected;  // both, by the template
+    std::string problem;                      // why a line is unusable
+    std::string left_out;                     // why there is no document here, although nothing is wrong: "rows without text"
     OddBytes odd;
     JudgedLines before;  // counts before this chunk
 

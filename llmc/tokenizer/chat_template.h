@@ -311,8 +311,14 @@ public:
 
     // The reason why the template cannot render the messages; empty if it can.
     std::string problem(const std::vector<ChatMessage>& messages, const nlohmann::ordered_json& tools = nullptr) const {
+        JinjaString whole;
+        return render(messages, whole, tools);
+    }
+    // The same, and the conversation as text for encode().
+    std::string render(const std::vector<ChatMessage>& messages, JinjaString& whole,
+                       const nlohmann::ordered_json& tools = nullptr) const {
         try {
-            renderer_.render(messages, messages.size(), false, tools);
+            whole = renderer_.render(messages, messages.size(), false, tools);
             return "";
         } catch (const Error& e) {
             return "the template " + name_ + ": " + e.what();
@@ -322,7 +328,10 @@ public:
     // asks: append the prompt for an answer. parse_special: messages may spell special tokens.
     ChatTokens encode(const std::vector<ChatMessage>& messages, bool asks, bool parse_special = false,
                       const nlohmann::ordered_json& tools = nullptr) const {
-        const JinjaString whole = renderer_.render(messages, messages.size(), asks, tools);
+        return encode(renderer_.render(messages, messages.size(), asks, tools), messages, parse_special, tools);
+    }
+    ChatTokens encode(const JinjaString& whole, const std::vector<ChatMessage>& messages, bool parse_special,
+                      const nlohmann::ordered_json& tools = nullptr) const {
         const Ranges learned = learned_ranges(whole, messages, tools);
         ChatTokens out;
         Run run(tokenizer_, out);
