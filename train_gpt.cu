@@ -966,9 +966,9 @@ std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const Data
         for (int64_t first_of_all = 0; first_of_all < n_samples; i++) {
             if (stop()) return {};
             // Expert-parallel ranks pass together: in training with samples of their own if there are enough, else with the
-            // same.
-            const bool enough = m.dispatching_ranks() > 1 && first_of_all + mesh.dp.size * m.a.B <= n_samples;
-            const bool own = mesh.ep.size == 1 || enough;
+            // same; with context parallelism with their rows of the same samples.
+            const bool enough = m.dispatching_ranks() > 1 && first_of_all + mesh.samples.size * m.a.B <= n_samples;
+            const bool own = mesh.ep.size == 1 || mesh.cp.size > 1 || enough;
             const Axis& ranks = own ? mesh.samples : mesh.edp;
             const int64_t first_of_rank = first_of_all + ranks.rank * m.a.B;
             first_of_all += ranks.size * m.a.B;

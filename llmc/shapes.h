@@ -226,9 +226,11 @@ struct Rope {
 struct MixtureShape {
     int B, T, E, K;
     int weight = 1;  // of a sequence in the balance loss: the number of sequences it represents
+    int cut = 1;     // ranks over which the sequences are cut, T rows each
     HD int N() const { return B * T; }
-    HD int slots() const { return B * T * (K < E ? K : E); }                       // at most
-    HD double balance_factor() const { return weight * E / ((double)K * T * T); }  // of the balance loss (router_backward)
+    HD int slots() const { return B * T * (K < E ? K : E); }  // at most
+    // The factor of the balance loss (router_backward).
+    HD double balance_factor() const { return weight * E / ((double)K * T * T * cut * cut); }
 };
 // The slots of E experts: expert e has the rows offsets[e] .. offsets[e + 1] - 1 of `slots`.
 struct ExpertGroups {
@@ -243,7 +245,8 @@ struct Routing {
     int* slots;     // (N, K) the slot of each choice; -1: none, it is dropped or its expert is on another rank
     int* choices;   // (slots) the choice of each slot
     int* offsets;   // (E + 1) the first slot of each expert, then the number of slots
-    int* counts;    // (B, E) rows of each sequence that chose each expert, dropped or not
+    // (B, E) rows of each sequence that chose each expert, dropped or not; for router_backward of the whole sequence
+    int* counts;
 
     ExpertGroups groups(const MixtureShape& shape) const { return {offsets, shape.E, shape.slots()}; }
 };

@@ -80,14 +80,32 @@ for tied in --untie-embeddings-and-output-weights --no-untie-embeddings-and-outp
 done
 expect "ZeRO-2 and gradients computed twice: refused" refused train 2 x --zero 2 --detect-nondeterminism 2
 says "by name" "--detect-nondeterminism.*--zero 2"
-layouts "context parallel" one context --check-replicas 4 -- "2 --cp 2" "4 --cp 4 --zero 0 --recompute full" "4 --cp 2 --tp 2 --resume one/step_00000003" "4 --cp 2 --pp 2 --vpp 2"
+layouts "context parallel" one context --check-replicas 4 -- "2 --cp 2" "4 --cp 4 --zero 0 --recompute full" "4 --cp 2 --tp 2 --resume one/step_00000003" "4 --cp 2 --pp 2 --vpp 2 --sample-interval 4"
 expect "one rank resumes what cp 4 wrote" train 1 "context one" --resume "context 4 --cp 4 --zero 0 --recompute full/step_00000003"
 expect "and goes on with one rank's losses" near one "context one" 5
-expect "inspect names the layout" "$program" inspect "context 4 --cp 2 --pp 2 --vpp 2"
+expect "inspect names the layout" "$program" inspect "context 4 --cp 2 --pp 2 --vpp 2 --sample-interval 4"
 says "it" "cp 2, pp 2, vpp 2"
 cut=(--position-embedding-type alibi --reset-attention-mask --reset-position-ids --eod-mask-loss --micro-batch-size 1 --optimizer muon --ema-decay 0.9)
 expect "documents and ALiBi on one rank" train 1 cut "${cut[@]}"
 layouts "documents and ALiBi" cut cut "${cut[@]}" -- "2 --cp 2" "4 --cp 2 --zero 1 --main-grads-dtype bf16"
+expect "FP8 on one rank" train 1 "context fp8" --seq-length 32 --fp8-format hybrid
+expect "FP8, cp 2" train 2 "context fp8 2" --seq-length 32 --fp8-format hybrid --cp 2
+expect "FP8, cp 2: one rank's losses" near_losses "context fp8" "context fp8 2" 8 0.02
+expect "FP8 with rows that are no multiple of 16: refused" refused train 2 x --fp8-format hybrid --cp 2 --micro-batch-size 1
+says "which" "a rank's rows (--micro-batch-size x --seq-length / --context-parallel-size)"
+expect "adapters on one rank" train 1 "context adapted" --model one --lora-rank 2
+expect "adapters, cp 2" train 2 "context adapted 2" --model one --lora-rank 2 --cp 2 --check-replicas 4
+expect "adapters, cp 2: one rank's losses" near "context adapted" "context adapted 2" 8
+expect "their dropout with cp: refused" refused train 2 x --cp 2 --model one --lora-rank 2 --lora-dropout 0.1
+says "why" "--context-parallel-size 2 is not available for dropout of adapters"
+# A sequence of 32,768 tokens, an eighth of it in each of two chunks of a rank.
+for i in $(seq 1 12); do sed "s/year/year $i/" text.txt; done >long.txt
+expect "prepare a long text" "$program" prepare --input long.txt --output long --tokenizer tok
+long=(--data-path long --split "100, 0, 0" --eval-iters 0 --seq-length 32768 --micro-batch-size 1 --global-batch-size 1 --train-iters 2 --num-layers 1 --num-attention-heads 1
+    --num-query-groups 1 --hidden-size 32 --save-every 2 --lr-warmup-iters 0)
+expect "32,768 tokens on one rank" train 1 long1 "${long[@]}" --threads 2
+expect "32,768 tokens on four ranks" train 4 long4 "${long[@]}" --cp 4
+expect "32,768 tokens: one rank's losses" near long1 long4 2
 refuses_context() { # NAME PATTERN OPTIONS...
     local name=$1 pattern=$2
     shift 2
@@ -95,9 +113,11 @@ refuses_context() { # NAME PATTERN OPTIONS...
     says "why" "$pattern"
 }
 refuses_context "a sequence that it does not divide" "--context-parallel-size 2 cuts the 42 rows of a sequence into 4 equal parts" --seq-length 42
-refuses_context "a mixture" "--context-parallel-size 2 is not available for a mixture of experts" --num-experts 4
+refuses_context "virtual tokens" "--context-parallel-size 2 is not available for virtual tokens" --model one --prompt-tokens 4 --seq-length 36
+refuses_context "capacities of experts" "--context-parallel-size 2 and --moe-expert-capacity-factor cannot be combined" --num-experts 4 --moe-expert-capacity-factor 1
 refuses_context "pairs of answers" "--context-parallel-size 2 and --dpo-beta cannot be combined" --model one --dpo-beta 0.1
-refuses_context "samples of text" "--context-parallel-size 2 and --sample-interval cannot be combined" --sample-interval 2
+echo '{"context":"in the year","choices":[" 1"," 2"],"gold":0}' >tasks.jsonl
+refuses_context "tasks" "--context-parallel-size 2 and --eval-tasks cannot be combined" --eval-tasks tasks.jsonl
 expect "too few ranks for cp: refused" refused train 2 x --cp 3
 says "why" "context-parallel-size 3"
 # A mixture of experts: every tp rank has some columns of each expert, and a part of the router's gradient.
@@ -105,7 +125,7 @@ mixture=(--num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-aux-loss
 expect "a mixture on one rank" train 1 mixture "${mixture[@]}"
 # With expert parallelism a rank has some of the experts, for the rows of several ranks.
 layouts "a mixture, ZeRO-2" mixture "mixture sharded" "${mixture[@]}" --zero 2 -- "2 --ep 2" "4 --ep 2 --recompute mlp"
-layouts "a mixture" mixture mixture "${mixture[@]}" --check-replicas 4 -- "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" \
+layouts "a mixture" mixture mixture "${mixture[@]}" --check-replicas 4 -- "2 --zero 1 --resume mixture/step_00000003" "2 --cp 2" "4 --cp 4 --ep 2 --recompute full" "4 --tp 2 --pp 2" \
     "4 --tp 4 --no-sequence-parallel --recompute full" "2 --ep 2 --resume mixture/step_00000003" "4 --ep 2 --tp 2 --sample-interval 4" "4 --ep 2 --zero 0 --recompute mlp"
 expect "a mixture on three ranks" train 3 "mixture 3" "${mixture[@]}" --check-replicas 4 --ep 3 --global-batch-size 12 --eval-iters 0
 # Rows sent only to the ranks of their experts: on CPUs the bits of the all-gather.
@@ -137,6 +157,8 @@ expect "experts that ep does not divide: refused" refused train 2 x --ep 2 --num
 says "which" "expert-model-parallel-size 2 does not divide the model's 5 experts"
 expect "ranks that ep does not divide: refused" refused train 2 x --ep 4 --num-experts 4
 says "which" "expert-model-parallel-size 4 does not divide the 2 data-parallel ranks"
+expect "experts over more ranks than rows: refused" refused train 4 x --ep 4 --cp 2 --num-experts 4
+says "why" "--context-parallel-size 2 with --expert-model-parallel-size 4, which does not divide it"
 expect "adapters on attention, with ep" train 2 adapted --ep 2 --model mixture --lora-rank 2 --lora-targets q_proj o_proj --train-iters 3 --check-replicas 1
 on_experts=(--model mixture --lora-rank 2 --lr 1e-2)
 expect "adapters on experts, on one rank" train 1 on-experts "${on_experts[@]}"

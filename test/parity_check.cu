@@ -57,7 +57,7 @@ struct Case {
 };
 
 // Whether the model's sequences can be cut over ranks (check_context_parallel).
-bool can_cut(const Case& k) { return !k.c.mixture.on() && !k.c.virtual_tokens.on() && !k.c.lora.on() && !k.pairs; }
+bool can_cut(const Case& k) { return !k.c.virtual_tokens.on() && !k.c.lora.on() && !k.pairs; }
 
 std::vector<Layout> layouts(int world, const std::string& what, size_t model, const Case& k) {
     if (what == "reference") return {{1, 1, 1, 1, true, 1, 1}};
@@ -78,7 +78,7 @@ std::vector<Layout> layouts(int world, const std::string& what, size_t model, co
                         if ((what != "all" && !main) || pp * vpp > (few ? 4 : 8)) continue;
                         if (what == "some" && model > 0 && n_main++ % 3 != (model + 1) % 3) continue;
                         for (const int cp : {1, 2, 4, 8})
-                            if (dp % cp == 0 && (cp == 1 || (can_cut(k) && ep == 1 && (zero || what == "all"))))
+                            if (dp % cp == 0 && (cp == 1 || (can_cut(k) && cp % ep == 0 && (zero || what == "all"))))
                                 found.push_back({tp, pp, vpp, ep, sp, zero, cp});
                     }
     return found;

@@ -37,6 +37,38 @@ Ints all_tokens(const DataLoader& data) {
     return batch.tokens;
 }
 
+// ---- rows over ranks -------------------------------------------------------------------------------------------------------
+// A rank has two of the chunks, as far from either end; windows count rows of the whole sequence.
+TEST(Cut, RanksHaveTheRowsOfTwoChunks) {
+    Batch all;
+    all.B = 2;
+    all.T = 24;
+    for (int i = 0; i < 48; i++) {
+        all.tokens.push_back(i);
+        all.targets.push_back(100 + i);
+        all.positions.push_back(200 + i);
+        all.doc_start.push_back(i % 24 / 10 * 10);
+    }
+    const Ints first = all.first_keys(7);
+    std::set<int> seen;
+    for (int rank = 0; rank < 3; rank++) {
+        const Batch mine = all.cut({3, rank});
+        EXPECT_EQ(mine.T, 8);
+        ASSERT_EQ(mine.tokens.size(), 16u);
+        const Ints windows = mine.first_keys(7);
+        for (int i = 0; i < 16; i++) {
+            const int row = i / 8 * 24 + (i % 8 < 4 ? 4 * rank + i % 4 : 4 * (5 - rank) + i % 4);
+            EXPECT_EQ(mine.tokens[(size_t)i], row);
+            EXPECT_EQ(mine.targets[(size_t)i], 100 + row);
+            EXPECT_EQ(mine.positions[(size_t)i], 200 + row);
+            EXPECT_EQ(mine.doc_start[(size_t)i], all.doc_start[(size_t)row]);
+            EXPECT_EQ(windows[(size_t)i], first[(size_t)row]);
+            EXPECT_TRUE(seen.insert(row).second);
+        }
+    }
+    EXPECT_EQ(seen.size(), 48u);
+}
+
 // ---- the loader: which samples ---------------------------------------------------------------------------------------------
 TEST(Loader, OneDatasetIsItsSampleOrder) {
     TemporaryDirectory dir;

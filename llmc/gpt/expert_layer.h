@@ -60,6 +60,19 @@ inline void fc2_bias_backward(const Pass& p, const Block& b, real* drouting, con
 
 // ---- the router's gradients -------------------------------------------------------------------------------------------------
 
+// (B, E) rows of whole sequences, which are cut over ranks, that chose each expert.
+inline int* counts_of_sequences(const Pass& p, const Routing& routing) {
+    const Routing& all = p.m.a.of_sequences;
+    MixtureShape shape = p.mixture();
+    const size_t choices = (size_t)shape.T * shape.K, bytes = choices * sizeof(int);
+    for (int b = 0; b < shape.B; b++)
+        be::all_gather(p.ctx, p.m.ranks->cp, (uint8_t*)(all.experts + b * choices * shape.cut),
+                       (const uint8_t*)(routing.experts + b * choices), bytes);
+    shape.T *= shape.cut;
+    be::sort_choices(p.ctx, all, shape, 0);
+    return all.counts;
+}
+
 // Sets dlogits, from the gradients of the routing weights and, on the first tp rank only, from the router's two losses, whose
 // values it adds to router_sums.
 inline void router_backward(const Pass& p, const Block& b, const Routing& routing) {
@@ -68,7 +81,9 @@ inline void router_backward(const Pass& p, const Block& b, const Routing& routin
     const bool first = m.ranks->mesh.tp.rank == 0;
     const int block = b.fc1().block;
     double* const sums = m.a.router_sums + (size_t)block * RouterSums::size(shape.E);
-    be::router_backward(p.ctx, m.a.dlogits, first ? sums : nullptr, m.a.drouting, routing, shape, p.router_rule(block),
+    Routing counted = routing;
+    if (first && p.cut_context()) counted.counts = counts_of_sequences(p, routing);
+    be::router_backward(p.ctx, m.a.dlogits, first ? sums : nullptr, m.a.drouting, counted, shape, p.router_rule(block),
                         first ? m.router_losses : RouterLossFactors());
 }
 

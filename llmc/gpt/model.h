@@ -158,6 +158,7 @@ struct Activations {
     int* kept_experts;          // (N, K) of choices that are not dropped, else -1; with ep > 1 and a capacity
     floatX* sent_rows;          // (N, min(K, ep), C) own rows for the ranks of their experts; with all-to-all messages
     int* message_ends;          // (ep, ep + 1) of all ranks: the first row that each sends to each, and their number
+    Routing of_sequences;       // of the rows of all ranks of cp, without logits and weights; with cp > 1
     double* router_sums;        // (blocks, RouterSums::size(E)) since the last clear
 
     MicroBatch& micro_batch(int chunk = 0, int i = 0) {

@@ -290,6 +290,12 @@ inline void plan_activation_gradients(Model& m) {
         const size_t choices = N * (size_t)mixture.topk;
         m.arena.add(purpose, &m.a.drouting, choices);
         if (m.dispatching_ranks() > 1) m.arena.add(purpose, &m.a.dispatched_drouting, (size_t)m.dispatching_ranks() * choices);
+        if (const size_t cp = (size_t)m.ranks->mesh.cp.size; cp > 1) {
+            for (int** all : {&m.a.of_sequences.experts, &m.a.of_sequences.slots, &m.a.of_sequences.choices})
+                m.arena.add(purpose, all, cp * choices);
+            m.arena.add(purpose, &m.a.of_sequences.offsets, (size_t)mixture.experts + 1);
+            m.arena.add(purpose, &m.a.of_sequences.counts, (size_t)m.a.B * (size_t)mixture.experts);
+        }
         if (mlp.shared_fc1) m.arena.add(purpose, &m.a.dshared_fc1, mlp.shared_fc1);
         if (mixture.shared_gate) m.arena.add(purpose, &m.a.dshared_gate, N);
         m.arena.add(purpose, &m.a.router_sums, m.blocks.size() * RouterSums::size(mixture.experts));

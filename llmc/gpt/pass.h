@@ -54,7 +54,8 @@ struct Pass {
     // one token each, than are planned.
     MixtureShape mixture() const {
         const bool as_one = in.B > m.a.B || m.balances_micro_batches;
-        return {as_one ? 1 : in.B, as_one ? N() : in.T, m.c.mixture.experts, m.c.mixture.topk, as_one ? in.B : 1};
+        const MixtureConfig& c = m.c.mixture;
+        return {as_one ? 1 : in.B, as_one ? N() : in.T, c.experts, c.topk, as_one ? in.B : 1, in.part.cp.size};
     }
     // True if this rank's experts process rows of several ranks (expert_parallel.h).
     bool dispatches() const { return in.own_rows && m.ranks->mesh.ep.size > 1; }
@@ -167,6 +168,9 @@ inline std::vector<double> read_router_sums(be::Ctx& ctx, const Model& m) {
     for (const std::vector<double>& of_rank : from_all_ranks(*m.ranks, with_layers))
         for (size_t i = 0; i < of_rank.size(); i += 1 + each)
             for (size_t k = 0; k < each; k++) all[(size_t)of_rank[i] * each + k] += of_rank[i + 1 + k];
+    // Each of cp ranks counts the rows of whole sequences.
+    for (size_t i = 0; i < all.size(); i++)
+        if (i % each >= RouterSums::rows) all[i] /= m.ranks->mesh.cp.size;
     return all;
 }
 

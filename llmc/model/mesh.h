@@ -151,15 +151,19 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
             (long long)rows, tp);
 }
 
-// Rejects sequences that cannot be cut over `cp` ranks.
-inline void check_context_parallel(const ModelConfig& c, int cp, int64_t rows) {
+// Rejects sequences that cannot be cut over `cp` ranks, with experts on `ep` ranks.
+inline void check_context_parallel(const ModelConfig& c, int cp, int ep, int64_t rows) {
     if (cp == 1) return;
     const std::string option = format("--context-parallel-size %d", cp);
     if (rows % (2 * cp))
         fail_usage("%s cuts the %lld rows of a sequence into %d equal parts; HINT: a --seq-length that is a multiple of %d",
                    option.c_str(), (long long)rows, 2 * cp, 2 * cp);
-    for (const auto& [on, what] : {std::pair(c.mixture.on(), "a mixture of experts"),
-                                   {c.virtual_tokens.on(), "virtual tokens (--prompt-tokens)"},
+    if (cp % ep)
+        fail_usage(
+            "%s with --expert-model-parallel-size %d, which does not divide it: then ranks of different samples share experts; "
+            "HINT: a divisor of %d",
+            option.c_str(), ep, cp);
+    for (const auto& [on, what] : {std::pair(c.virtual_tokens.on(), "virtual tokens (--prompt-tokens)"),
                                    {c.lora.on() && c.lora.dropout > 0, "dropout of adapters (--lora-dropout)"}})
         if (on) fail_usage("%s is not available for %s yet; HINT: omit it", option.c_str(), what);
 }

@@ -58,7 +58,7 @@ inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layo
     auto ranks = std::make_shared<Ranks>();
     const Mesh& mesh = ranks->mesh = make_mesh(n, rank, layout);
     check_expert_parallel(c, mesh.ep.size);
-    check_context_parallel(c, mesh.cp.size, layout.rows);
+    check_context_parallel(c, mesh.cp.size, mesh.ep.size, layout.rows);
     check_tensor_parallel(c, mesh.tp.size, layout.sequence_parallel, layout.rows / mesh.cp.size);
     ranks->sequence_parallel = mesh.tp.size > 1 && layout.sequence_parallel;
     ranks->overlap = layout.trains && layout.overlap && ranks->sequence_parallel;

@@ -598,8 +598,8 @@ inline void check_context_parallel_options(const TrainOptions& o) {
                     "--tp or --pp instead");
     refuse_together(!o.eval_tasks.empty(), option, "--eval-tasks", "questions are not cut over ranks",
                     "measure checkpoints with train_gpt eval --tasks");
-    refuse_together(o.sample_interval > 0, option, "--sample-interval", "text is generated from whole sequences",
-                    "use train_gpt generate with checkpoints");
+    refuse_together(o.moe_expert_capacity_factor > 0, option, "--moe-expert-capacity-factor",
+                    "a rank's drops would depend on its rows of a sample", "--moe-aux-loss-coeff 0.01 balances experts");
     refuse_together(o.nondeterministic_attention, option, "--nondeterministic-attention");
 }
 
@@ -679,9 +679,11 @@ inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o
     check(n.QKVl, "a rank's part of queries, keys and values");
     check((int64_t)n.NHl * c.HS(), "a rank's part of the heads");
     check(c.F / part.tp.size, "a rank's part of the feed-forward width");
-    check((int64_t)o.micro_batch_size * (o.seq_length + o.prompt_tokens),
-          o.prompt_tokens ? "the number of rows (--micro-batch-size x (--seq-length + --prompt-tokens))"
-                          : "the number of rows (--micro-batch-size x --seq-length)");
+    check((int64_t)o.micro_batch_size * (o.seq_length + o.prompt_tokens) / o.context_parallel_size,
+          o.context_parallel_size > 1
+              ? "the number of a rank's rows (--micro-batch-size x --seq-length / --context-parallel-size)"
+          : o.prompt_tokens ? "the number of rows (--micro-batch-size x (--seq-length + --prompt-tokens))"
+                            : "the number of rows (--micro-batch-size x --seq-length)");
     std::vector<char> blocks;
     for (const int layer : part.layers) blocks.push_back(layer >= first && layer < last);
     return blocks;

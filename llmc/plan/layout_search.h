@@ -356,15 +356,16 @@ private:
         if (cp == 1 || given("context-parallel-size")) return true;
         const int64_t rows = o_.seq_length + c_.virtual_tokens.count;
         return rows / cp >= 4096 && passes("sequences that context parallelism does not divide or support", [&] {
-                   check_context_parallel(c_, cp, rows);
+                   check_context_parallel(c_, cp, 1, rows);
                    TrainOptions o = o_;
                    o.context_parallel_size = cp;
                    check_context_parallel_options(o);
                });
     }
     void try_experts(Layout l) {
-        for (const int ep : divisors(c_.mixture.on() ? std::gcd(l.dp(), c_.mixture.experts) : 1)) {
+        for (const int ep : divisors(c_.mixture.on() ? std::gcd(l.dp() * l.cp, c_.mixture.experts) : 1)) {
             l.ep = ep;
+            if (l.cp > 1 && l.cp % ep) continue;
             if (is_free("expert-model-parallel-size", ep, problem_.o.expert_model_parallel_size)) try_pipeline(l);
         }
     }

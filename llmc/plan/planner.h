@@ -434,7 +434,7 @@ inline Plan begin_plan(const PlanInput& in) {
     Plan p;
     p.in = in;
     p.mesh = make_mesh(in.world, 0, in.tp, in.pp, in.vpp, in.ep, in.cp);
-    check_context_parallel(in.c, in.cp, in.T);
+    check_context_parallel(in.c, in.cp, in.ep, in.T);
     check_tensor_parallel(in.c, in.tp, in.sequence_parallel, in.T / in.cp);
     check_expert_parallel(in.c, in.ep);
     const int dp = p.mesh.samples.size;
