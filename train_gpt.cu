@@ -205,7 +205,8 @@ static void add_norm_forward(const Pass& p, const NormLayer& norm, floatX* sum, 
     forward(p.ctx, out, stats, sum, inp, add, norm.params, p.local_rows());
 }
 // out = norm(inp)
-void norm_forward(const Pass& p, const NormLayer& norm, const Output& out, const NormStatistics& stats, const floatX* inp) {
+static void norm_forward(const Pass& p, const NormLayer& norm, const Output& out, const NormStatistics& stats,
+                         const floatX* inp) {
     add_norm_forward(p, norm, nullptr, out, stats, inp, nullptr);
 }
 
@@ -677,6 +678,16 @@ static void add_head_gradient(const Pass& p, int row, int rows, const floatX* in
                         });
 }
 
+// Divides the head's input, and in backward its gradient, by the divisor of the logits.
+static void divide_by_logit_divisor(const Pass& p, floatX* x) {
+    if (p.m.c.logit_divisor != 1) be::scale_elements(p.ctx, x, p.stream_size(), (real)(1 / p.m.c.logit_divisor));
+}
+void final_norm_forward(const Pass& p, const floatX* inp) {
+    Activations& a = p.m.a;
+    norm_forward(p, p.m.final_norm, a.final_norm, a.final_stats, inp);
+    divide_by_logit_divisor(p, a.final_norm);
+}
+
 // Final norm, logits of head_rows rows at a time, loss. With `training`, these logits become their gradient in place and are
 // propagated through the head at once, so that a (N, V) matrix never exists; dx is then the gradient of the last block's
 // output. Adds to the model's sums. For pairs of answers a row's gradient depends on the losses of all rows, so a first pass
@@ -685,7 +696,7 @@ void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     Model& m = p.m;
     Activations& a = m.a;
     const int N = p.N(), C = m.c.C;
-    norm_forward(p, m.final_norm, a.final_norm, a.final_stats, p.in.out());
+    final_norm_forward(p, p.in.out());
     const floatX* normed = gather_from_sequence_parallel(p, a.final_norm, p.local_rows(), C);
     floatX* dnormed = partial_sum(p, a.dnorm);
     const bool compares = !p.in.pairs.empty(), keeps_logits = training && compares && N <= a.head_rows;
@@ -710,6 +721,7 @@ void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     }
     if (training) {
         reduce_from_tensor_parallel(p, a.dnorm);
+        divide_by_logit_divisor(p, a.dnorm);
         const size_t blocks = p.in.blocks.size(), last = (size_t)p.in.first_block + blocks - 1;
         real* const fc2_bias = blocks ? p.summed_bias(m.blocks[last].fc2()) : nullptr;
         norm_backward(p, m.final_norm, a.dx, fc2_bias, a.dnorm, a.final_stats, p.in.out(), Acc::Set);

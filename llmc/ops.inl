@@ -229,6 +229,8 @@ void activation_backward(Ctx& ctx, const Output& dinp /*as inp*/, const floatX* 
                          int F, Activation activation);
 // out = a + b. sets.
 void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, size_t n);
+// x *= factor, rounded once. sets.
+void scale_elements(Ctx& ctx, floatX* x, size_t n, real factor);
 // out = inp / (1 - rate) where an element is kept, else 0 (dropout.h). out may be inp. The backward op is the same. sets.
 void dropout_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n, const Dropout& dropout);
 

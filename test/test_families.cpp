@@ -60,7 +60,8 @@ TEST_P(Golden, ConfigAndNames) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Golden,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox", "gemma",
-                                         "gemma2", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
+                                         "gemma2", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss",
+                                         "granite", "granitemoe"),
                          [](const auto& test) { return std::string(test.param); });
 
 // ---- published models -----------------------------------------------------------------------------------------------------
@@ -109,6 +110,14 @@ TEST(Families, PublishedConfigs) {
          [](const ModelConfig& c) {
              return c.mixture.experts == 8 && c.mixture.topk == 2 && c.mixture.normalize && !c.window && c.rope_base == 1e6;
          }},
+        {"Granite 3.1 2B", llama_like("granite", R"("embedding_multiplier": 12.0, "attention_multiplier": 0.015625,
+                                "residual_multiplier": 0.22, "logits_scaling": 8.0, "tie_word_embeddings": true)"),
+         [](const ModelConfig& c) {
+             return c.stream_scale() == 12 / 0.22 && c.stream_eps() == 1e-6 / (0.22 * 0.22) && c.logit_divisor == 8 &&
+                    c.attention_scale == 0.015625 && c.tied;
+         }},
+        {"Granite: scores are not scaled by default", llama_like("granitemoe", ""),
+         [](const ModelConfig& c) { return c.attention_scale == 1 && c.mixture.experts == 8 && c.stream_scale() == 1; }},
         {"Mixtral: defaults", llama_like("mixtral", R"("sliding_window": 16)"),
          [](const ModelConfig& c) { return c.mixture.experts == 8 && c.mixture.topk == 2 && c.window == 16 && c.F == 80; }},
         {"Qwen3 30B-A3B", llama_like("qwen3_moe", R"("num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
@@ -214,9 +223,10 @@ TEST(Families, PublishedConfigs) {
 // The maximum sequence length is the transformers class's default if config.json does not have it.
 TEST(Families, LongestSequencesOfTheClasses) {
     const std::pair<const char*, int> rows[] = {
-        {"llama", 2048}, {"mistral", 131072}, {"qwen2", 32768},        {"qwen3", 32768},     {"smollm3", 32768},
-        {"olmo2", 2048}, {"mixtral", 131072}, {"qwen2_moe", 32768},    {"qwen3_moe", 32768}, {"olmoe", 4096},
-        {"gemma", 8192}, {"gemma2", 8192},    {"gemma3_text", 131072}, {"gpt_neox", 2048},   {"gpt_oss", 131072}};
+        {"llama", 2048},    {"mistral", 131072},  {"qwen2", 32768},     {"qwen3", 32768},     {"smollm3", 32768},
+        {"olmo2", 2048},    {"mixtral", 131072},  {"qwen2_moe", 32768}, {"qwen3_moe", 32768}, {"olmoe", 4096},
+        {"granite", 2048},  {"granitemoe", 2048}, {"gemma", 8192},      {"gemma2", 8192},     {"gemma3_text", 131072},
+        {"gpt_neox", 2048}, {"gpt_oss", 131072}};
     for (const auto& [family, longest] : rows) {
         json j = json::parse(llama_like(family, ""));
         j.erase("max_position_embeddings");
@@ -289,6 +299,10 @@ TEST(Families, UnsupportedIsNamed) {
         {llama_like("qwen2_moe", R"("use_sliding_window": true)"), {"'use_sliding_window'", "layer_types"}},
         {llama_like("qwen3_moe", R"("num_experts": 8, "num_local_experts": 9)"), {"'num_experts'", "'num_local_experts'"}},
         {llama_like("olmoe", R"("clip_qkv": 8.0)"), {"'clip_qkv'", "null"}},
+        {llama_like("granite", R"("residual_multiplier": 0)"), {"residual terms", "0.001"}},
+        {llama_like("granitemoe", R"("logits_scaling": 0)"), {"divisor of logits"}},
+        {llama_like("granitemoe", R"("quantization_config": {"quant_method": "mxfp4"})"), {"'quantization_config'"}},
+        {llama_like("train_gpt", R"("residual_scale": 0.5, "norm_place": "both")"), {"residual terms", "--norm-place before"}},
         {llama_like("gpt_oss", R"("swiglu_limit": 6.5)"), {"'swiglu_limit'", "only 7.0"}},
         {llama_like("gpt_oss", R"("swiglu_alpha": 1.5)"), {"'swiglu_alpha'", "only 1.702"}},
         {llama_like("gpt_oss", R"("hidden_act": "gelu")"), {"'hidden_act'", "silu"}},
@@ -302,6 +316,9 @@ TEST(Families, UnsupportedIsNamed) {
          {"rotated"}},
     };
     for (const auto& [text, parts] : rows) expect_error([&, &t = text] { check_config(read(t)); }, parts);
+    ModelConfig granite;
+    set_family(granite, "granite");
+    expect_error([&] { check_virtual_tokens_of(granite); }, {"virtual tokens", "granite", "--lora-rank 16"});
 }
 
 // A key that may change another program's results is reported, unless its value disables it.
@@ -474,8 +491,23 @@ TEST(Families, CombinationsFindTheirClass) {
         {"train_gpt", [](ModelConfig& c) { c.position = Position::none; }},
         {"train_gpt", [](ModelConfig& c) { c.norm_place = NormPlace::after; }},
         {"train_gpt", [](ModelConfig& c) { c.embedding_norm = true; }},
-        {"train_gpt", [](ModelConfig& c) { c.embedding_scale = 2; }},
-        {"train_gpt", [](ModelConfig& c) { c.attention_scale = 0.3; }},
+        {"granite", [](ModelConfig& c) { c.embedding_scale = 2; }},
+        {"granite", [](ModelConfig& c) { c.attention_scale = 0.3; }},
+        {"granite",
+         [](ModelConfig& c) {
+             c.residual_scale = 0.22;
+             c.logit_divisor = 8;
+         }},
+        {"granitemoe",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3};
+             c.residual_scale = 0.22;
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             c.qk_norm = QkNorm::head;
+             c.residual_scale = 0.22;
+         }},
         {"phi3", [](ModelConfig& c) { c.rotary_fraction = 0.5; }},
         {"olmo3",
          [](ModelConfig& c) {
@@ -593,6 +625,8 @@ TEST(Families, OurFormHasEveryField) {
         [](ModelConfig& c) { c.rotary_fraction = 0.5; },
         [](ModelConfig& c) { c.local_rope_base = 77; },
         [](ModelConfig& c) { c.embedding_scale = 3; },
+        [](ModelConfig& c) { c.residual_scale = 3; },
+        [](ModelConfig& c) { c.logit_divisor = 3; },
         [](ModelConfig& c) { c.embedding_norm = true; },
         [](ModelConfig& c) { c.tied = true; },
         [](ModelConfig& c) { c.eps = 1e-2; },

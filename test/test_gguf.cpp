@@ -278,6 +278,12 @@ ModelConfig tiny(const std::string& family, bool tied = false) {
     if (c.mixture.shared) c.mixture.shared = 40;
     if (c.norm_plus_one) c.embedding_scale = std::sqrt(96.0);
     if (family == "qwen3" || c.norm_plus_one) c.head_size = 20;
+    if (family.rfind("granite", 0) == 0) {
+        c.embedding_scale = 12;
+        c.residual_scale = 0.22;
+        c.attention_scale = 0.015625;
+        c.logit_divisor = 6;
+    }
     if (family == "gemma2" || family == "gemma3_text") {
         c.window = 5;
         c.full_interval = family == "gemma2" ? 2 : 6;
@@ -545,7 +551,7 @@ TEST(GgufModel, OrdersQueriesAndKeysByPairs) {
 // The gates of all experts are one tensor, (experts, F, C), and so are their ups and downs; the router is in F32. Old files
 // have a tensor per expert.
 TEST(GgufModel, StacksExperts) {
-    for (const char* family : {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}) {
+    for (const char* family : {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe"}) {
         SCOPED_TRACE(family);
         TemporaryDirectory dir;
         const ModelConfig c = tiny(family);

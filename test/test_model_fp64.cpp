@@ -74,6 +74,19 @@ const Variant variants[] = {
     {"capped logits", "train_gpt", [](ModelConfig& c) { c.logit_softcap = 1.5; }},
     {"scale of scores", "train_gpt", [](ModelConfig& c) { c.attention_scale = 0.3; }},
     {"sinks", "train_gpt", [](ModelConfig& c) { c.sinks = true; }},
+    {"granite", "granite",
+     [](ModelConfig& c) {
+         c.embedding_scale = 4.9;
+         c.residual_scale = 0.4;
+         c.logit_divisor = 3;
+         c.attention_scale = 0.3;
+     }},
+    {"residual scale, LayerNorm, parallel", "train_gpt",
+     [](ModelConfig& c) {
+         c.norm = Norm::layernorm;
+         c.norm_place = NormPlace::parallel;
+         c.residual_scale = 0.4;
+     }},
     {"scale of the embedding", "train_gpt", [](ModelConfig& c) { c.embedding_scale = 4.9; }},
     {"scale of the embedding beside positions", "gpt2", [](ModelConfig& c) { c.embedding_scale = 4.9; }},
     {"norm of the embedding", "train_gpt", [](ModelConfig& c) { c.embedding_norm = true; }},

@@ -76,7 +76,7 @@ int main(int argc, char** argv) try {
     const Pass pass = upload(run.ctx, m, batch, m.a.micro_batch());
     model_forward(pass);
     const int N = pass.N();
-    norm_forward(pass, m.final_norm, m.a.final_norm, m.a.final_stats, pass.in.out());
+    final_norm_forward(pass, pass.in.out());
     be::linear_forward(run.ctx, m.a.logits, m.a.final_norm, m.p.head, nullptr, N, m.c.C, m.c.Vp);
     write_logits(run.ctx, m, N, argv[4]);
     if (argc == 6) write_gradients(run.ctx, run.dir, batch, argv[5]);

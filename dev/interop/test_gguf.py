@@ -44,6 +44,7 @@ SIZES = {"vocab_size": V, "hidden_size": 64, "intermediate_size": 96, "num_atten
          "max_position_embeddings": T, "num_hidden_layers": 2}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 10000.0,
           "original_max_position_embeddings": 32}
+GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1, "logits_scaling": 4.0}
 # A family: its config class, its settings, and gguf's architecture.
 FAMILIES = {
     "gpt2": ("GPT2Config", {"vocab_size": V, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": T}, "GPT2"),
@@ -59,6 +60,8 @@ FAMILIES = {
     "qwen3_moe": ("Qwen3MoeConfig", SIZES | {"head_dim": 24, "moe_intermediate_size": 96, "num_experts": 5,
                                              "num_experts_per_tok": 3, "norm_topk_prob": True}, "QWEN3MOE"),
     "olmoe": ("OlmoeConfig", SIZES | {"num_experts": 5, "num_experts_per_tok": 3}, "OLMOE"),
+    "granite": ("GraniteConfig", SIZES | GRANITE | {"tie_word_embeddings": True}, "GRANITE"),
+    "granitemoe": ("GraniteMoeConfig", SIZES | GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 3}, "GRANITE_MOE"),
     "smollm3": ("SmolLM3Config", SIZES | {"num_hidden_layers": 5}, "SMOLLM3"),
     "olmo2": ("Olmo2Config", SIZES, "OLMO2"),
     "gpt_neox": ("GPTNeoXConfig", {k: v for k, v in SIZES.items() if k != "num_key_value_heads"} | {"intermediate_size": 256},
@@ -105,11 +108,15 @@ def expected_tensors(folder, config, arch):
             w = w.T
         if "query_key_value" in name:
             w = w.reshape(heads, 3, -1, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
-        if arch in ("LLAMA", "SMOLLM3") and ("q_proj" in name or "k_proj" in name):
+        if arch in ("LLAMA", "SMOLLM3", "GRANITE", "GRANITE_MOE") and ("q_proj" in name or "k_proj" in name):
             n = heads if "q_proj" in name else config.num_key_value_heads
             w = w.reshape(n, 2, w.shape[0] // n // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
         if arch.startswith("GEMMA") and name.endswith("norm.weight"):
             w = w + 1
+        if name.endswith("input_linear.weight"):  # Granite: gate and up of all experts in one tensor
+            for part, half in zip(("gate", "up"), np.split(w, 2, axis=1)):
+                expected[f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight"] = np.ascontiguousarray(half)
+            continue
         stem = name.removeprefix("transformer.") if arch == "BLOOM" else name
         expert = re.search(EXPERT, stem)
         found = names.get_name(re.sub(EXPERT, "", stem), try_suffixes=(".weight", ".bias"))
@@ -153,6 +160,10 @@ def check_metadata(reader, config, arch):
     if "ffn_gate_inp" in " ".join(t.name for t in reader.tensors):
         assert of("expert_count") == 5 and of("expert_used_count") == config.num_experts_per_tok
     eps = next(getattr(config, k) for k in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon") if hasattr(config, k))
+    if hasattr(config, "residual_multiplier"):
+        for key, multiplier in ("attention.scale", "attention"), ("embedding_scale", "embedding"), ("residual_scale", "residual"):
+            assert of(key) == np.float32(getattr(config, f"{multiplier}_multiplier")), key
+        assert of("logit_scale") == np.float32(config.logits_scaling)
     rms = hasattr(config, "rms_norm_eps")
     assert of("attention.layer_norm_rms_epsilon" if rms else "attention.layer_norm_epsilon") == np.float32(eps)
     tokenizer = json.loads((GOLDEN / "gpt2.json").read_text())

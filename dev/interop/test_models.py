@@ -52,6 +52,7 @@ STABLE = dict(hidden_size=80, intermediate_size=90, num_hidden_layers=2, num_att
               max_position_embeddings=T, layer_norm_eps=1e-3, **IDS)
 PHI = SIZES | dict(hidden_size=80, head_dim=16)
 NEMOTRON = {k: v for k, v in SIZES.items() if k != "rms_norm_eps"} | dict(norm_eps=1e-3)
+GRANITE = dict(embedding_multiplier=7.5, residual_multiplier=0.3, attention_multiplier=0.02, logits_scaling=3)
 GPT2 = dict(n_embd=90, n_layer=2, n_head=5, n_positions=T, **IDS)
 
 
@@ -132,6 +133,12 @@ FAMILIES = {
     "olmoe": (t.OlmoeConfig, {
         "": dict(num_experts=5, **MIXTURE | dict(head_dim=14)),
         "normalized": dict(num_experts=5, norm_topk_prob=True, attention_bias=True, **MIXTURE | dict(head_dim=14))}),
+    "granite": (t.GraniteConfig, {
+        "": dict(**GRANITE, **SIZES),
+        "biases": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **GRANITE, **SIZES)}),
+    "granitemoe": (t.GraniteMoeConfig, {
+        "": dict(num_local_experts=5, **GRANITE, **MIXTURE),
+        "biases": dict(num_local_experts=5, attention_bias=True, tie_word_embeddings=True, **GRANITE, **MIXTURE)}),
     "gpt_oss": (t.GptOssConfig, {
         "": dict(num_local_experts=5, sliding_window=7, **scaled("yarn", truncate=False), **MIXTURE),
         "without biases of attention": dict(num_local_experts=5, sliding_window=None, attention_bias=False,
@@ -224,7 +231,7 @@ class RouterLosses:
         c, self.inputs = model.config, {}
         self.K, self.routers = getattr(c, "num_experts_per_tok", 0), []
         for name, module in model.named_modules():
-            if name.endswith((".mlp.gate", ".block_sparse_moe.gate", ".mlp.router")):
+            if name.endswith((".mlp.gate", ".block_sparse_moe.gate", ".mlp.router", ".block_sparse_moe.router")):
                 self.routers.append(module)
                 module.register_forward_hook(lambda module, inputs, _: self.inputs.update({module: inputs[0].flatten(0, -2)}))
 
@@ -344,6 +351,8 @@ OURS = {
     "stablelm": f"--preset llama-tiny {LLAMA} --normalization LayerNorm",
     "phi3": f"--preset llama-tiny {LLAMA} --rotary-percent 0.5",
     "glm": f"--preset llama-tiny {LLAMA} --rotary-percent 0.5 --add-qkv-bias",
+    "granite": f"--preset llama-tiny {LLAMA} --embedding-scale 3 --softmax-scale 0.1",
+    "granitemoe": f"--preset mixture-tiny {LLAMA} --num-experts 5 --moe-router-topk 3 --embedding-scale 3",
     "gpt_bigcode": f"--preset gpt2-3m {SMALL} --num-query-groups 1",
     "gpt_oss": f"--preset gpt-oss-20b {LLAMA} --num-experts 5 --moe-router-topk 3 --window-size 7 "
                "--original-max-position-embeddings 2",

@@ -36,6 +36,7 @@ OLMO3_ROPE = {"full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "fact
               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 GEMMA_ROPE = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+GRANITE = dict(embedding_multiplier=7.5, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=3)
 MODELS = {
     "llama": t.LlamaConfig(rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True, tie_word_embeddings=False, **SIZES),
     "mistral": t.MistralConfig(sliding_window=5, **SIZES),
@@ -73,6 +74,8 @@ MODELS = {
     "nemotron": t.NemotronConfig(rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.5}, mlp_bias=True,
                                  norm_eps=1e-4, **{k: v for k, v in {**SIZES, "head_dim": 8}.items() if k != "rms_norm_eps"}),
     "gpt_bigcode": t.GPTBigCodeConfig(n_embd=20, n_layer=2, n_head=5, n_positions=32, n_inner=24, **IDS),
+    "granite": t.GraniteConfig(attention_bias=True, mlp_bias=True, **GRANITE, **SIZES),
+    "granitemoe": t.GraniteMoeConfig(num_local_experts=5, num_experts_per_tok=3, **GRANITE, **SIZES),
     "phi3": t.Phi3Config(sliding_window=5, original_max_position_embeddings=16, rope_parameters={
         "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.5],
         "long_factor": [2.0, 3.0]}, **{**SIZES, "hidden_size": 40, "head_dim": 8}),
@@ -112,6 +115,11 @@ def by_file(name, key, gradient):
     """Gradients by the names in files: transformers 5 stacks the matrices of experts."""
     mlp, fc1, fc2 = ("block_sparse_moe", ("w1", "w3"), "w2") if name == "mixtral" else ("mlp", ("gate_proj", "up_proj"), "down_proj")
     key = key.replace(".mlp.", f".{mlp}.") if name == "mixtral" else key
+    if name == "granitemoe":
+        for theirs, in_file in ("experts.gate_up_proj", "input_linear.weight"), ("experts.down_proj", "output_linear.weight"), \
+                               ("router.weight", "router.layer.weight"):
+            key = key.replace(theirs, in_file)
+        return {key: gradient}
     if name == "gpt_oss":
         return {key: gradient}  # whose files have them stacked
     if key.endswith(".experts.gate_up_proj"):

@@ -283,6 +283,7 @@ inline VirtualTokensConfig read_virtual_tokens(const HfReader& in, bool encoded,
     if (!in.absent("modules_to_save") && !in.j["modules_to_save"].empty()) in.unsupported("modules_to_save", "null");
     VirtualTokensConfig found;
     found.count = in.count("num_virtual_tokens");
+    check_virtual_tokens_of(c);
     if (found.count < 1 || found.count >= c.T)
         fail("%s: 'num_virtual_tokens' is %d; it must be at least 1 and leave room in the model's longest sequence, %d",
              in.source.c_str(), found.count, c.T);

@@ -96,7 +96,7 @@ public:
         files_ = SafetensorsReader::open(path);
         unwrap();
         const TensorNames& names = family_of(c).names;
-        if (names.stacks_experts) unpack();
+        if (names.transposes_experts) unpack();
         std::set<const TensorView*> used;
         for (const TensorSpec& spec : trained_table(c).rows)
             for (const HfTensor& t : spec.hf)

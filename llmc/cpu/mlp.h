@@ -59,6 +59,13 @@ inline void residual_forward(Ctx&, floatX* out, const floatX* a, const floatX* b
     });
 }
 
+inline void scale_elements(Ctx&, floatX* x, size_t n, real factor) {
+    parallel_ranges(n, [=](size_t first, size_t last) {
+        for_vectors((int)(last - first),
+                    [=](int i, auto there) { store(x + first + i, factor * load(x + first + i, there), there); });
+    });
+}
+
 inline void dropout_forward(Ctx&, floatX* out, const floatX* inp, size_t n, const Dropout& dropout) {
     constexpr size_t drawn = 64;  // random numbers at a time
     const real factor = dropout.factor();

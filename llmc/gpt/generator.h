@@ -80,7 +80,7 @@ public:
             in.B = rows_;
             in.T = 1;
             floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * rows * Vpl;
-            norm_forward({ctx_, m_, in}, m_.final_norm, a.final_norm, a.final_stats, a.branch_out);
+            final_norm_forward({ctx_, m_, in}, a.branch_out);
             be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, rows_, c.C, Vpl);
             be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, rows * Vpl);
         } else be::clear(ctx_, a.next_logits, all * sizeof(floatX));

@@ -22,7 +22,8 @@ void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvC
 void allocate(be::Ctx& ctx, Model& m);
 void initialize(be::Ctx& ctx, Model& m, uint64_t seed, bool only_routers = false);
 
-void norm_forward(const Pass& p, const NormLayer& norm, const Output& out, const NormStatistics& stats, const floatX* inp);
+// The input of the head, from rows of the residual stream, into a.final_norm.
+void final_norm_forward(const Pass& p, const floatX* inp);
 void block_forward(const Pass& p, int i);
 void embed_forward(const Pass& p);
 void head(const Pass& p, real loss_scale, real z_coef, bool training);

@@ -323,11 +323,10 @@ inline void bind_linears(Model& m) {
     if (m.frozen) m.lora.bind(m.table, m.params, gradient);
     else if (m.recompute != Recompute::inference) bind_rows(m.c, m.table, m.g, gradient);
     real* const unused = m.unused_gradients;
-    const auto norm_of = [&](int C, const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
-        return {{w, b, C, (real)m.c.eps, m.c.norm_plus_one ? real(1) : real(0)},
-                {unused ? unused : dw, unused ? unused + C : db}};
+    const auto norm_of = [&](int C, double eps, const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
+        return {{w, b, C, (real)eps, m.c.norm_plus_one ? real(1) : real(0)}, {unused ? unused : dw, unused ? unused + C : db}};
     };
-    const auto norm = [&](auto... tensors) { return norm_of(m.c.C, tensors...); };
+    const auto norm = [&](auto... tensors) { return norm_of(m.c.C, m.c.stream_eps(), tensors...); };
     for (size_t i = 0; i < m.blocks.size(); i++) {
         const BlockParams<floatX>& p = m.p.blocks[i];
         const BlockParams<real>& g = m.g.blocks[i];
@@ -337,8 +336,8 @@ inline void bind_linears(Model& m) {
         b[Matrix::proj].after = norm(p.norm1_after_w, p.norm1_after_b, g.norm1_after_w, g.norm1_after_b);
         b[Matrix::fc2].after = norm(p.norm2_after_w, p.norm2_after_b, g.norm2_after_w, g.norm2_after_b);
         const bool whole = m.c.qk_norm == QkNorm::whole;
-        b.head_norms[0] = norm_of((whole ? m.local.NHl : 1) * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
-        b.head_norms[1] = norm_of((whole ? m.local.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
+        b.head_norms[0] = norm_of((whole ? m.local.NHl : 1) * m.c.HS(), m.c.eps, p.q_norm_w, nullptr, g.q_norm_w, nullptr);
+        b.head_norms[1] = norm_of((whole ? m.local.NKVl : 1) * m.c.HS(), m.c.eps, p.k_norm_w, nullptr, g.k_norm_w, nullptr);
         b.router.w = p.router_w;
         b.router.dw = g.router_w;
         b.router.b = p.router_b;

@@ -141,6 +141,18 @@ void rows_of(Ctx& ctx, const Output& out, const Source& source, int N, int F, bo
     LAUNCH(kernel, dim3(N, ceil_div(packs, threads * mlp_packs)), threads, 0, ctx, out.x, source, F);
 }
 
+__global__ void __launch_bounds__(mlp_threads) scale_kernel(floatX* x, size_t n, size_t n_packs, float factor) {
+    constexpr int size = Pack<floatX>::size;
+    const size_t thread = (size_t)blockIdx.x * mlp_threads + threadIdx.x, threads = (size_t)gridDim.x * mlp_threads;
+    if (thread < n_packs) {
+        Pack<floatX> numbers = load(x + thread * size);
+#pragma unroll
+        for (int j = 0; j < size; j++) numbers[j] = (floatX)(factor * (float)numbers[j]);
+        store(x + thread * size, numbers);
+    }
+    for (size_t i = n_packs * size + thread; i < n; i += threads) x[i] = (floatX)(factor * (float)x[i]);
+}
+
 // out = kept ? inp / (1 - rate) : 0. `in_fours`: packs start at the first number of a draw.
 template <bool in_fours>
 __global__ void __launch_bounds__(mlp_threads)
@@ -191,6 +203,13 @@ inline void activation_backward(Ctx& ctx, const Output& dinp, const floatX* dout
 
 inline void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, size_t n) {
     detail::elementwise<detail::Sum>(ctx, out, a, b, n);
+}
+
+inline void scale_elements(Ctx& ctx, floatX* x, size_t n, real factor) {
+    if (n == 0) return;
+    const size_t n_packs = aligned_16(x) ? n / Pack<floatX>::size : 0;
+    const unsigned blocks = (unsigned)ceil_div(n, (size_t)detail::mlp_threads * Pack<floatX>::size);
+    LAUNCH(detail::scale_kernel, blocks, detail::mlp_threads, 0, ctx, x, n, n_packs, (float)factor);
 }
 
 inline void dropout_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n, const Dropout& dropout) {

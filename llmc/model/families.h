@@ -24,7 +24,8 @@ struct TensorNames {
     std::vector<const char*> expert_fc1;  // gate and up
     const char* expert_fc2;
     const char *shared_expert, *shared_gate;  // before the names of its matrices, which are an expert's; its gate
-    bool stacks_experts = false;              // in one tensor, under these names: HfTensor::stacked, gate_up
+    bool stacks_experts = false;              // in one tensor, under these names: HfTensor::stacked
+    bool transposes_experts = false;          // which has (in, out) matrices: HfTensor::transposed, gate_up
     bool transposed = false;                  // GPT-2's Conv1D stores matrices (in, out)
     bool paired = false;                      // rows of queries and keys alternate between the two halves that rope rotates
     bool interleaved = false;                 // rows of qkv are [q k v] per head, not [q heads | k heads | v heads]
@@ -78,6 +79,11 @@ inline ModelConfig mixtral_structure() {
     ModelConfig c;
     c.mixture.experts = 8;
     c.rope_base = 1e6;
+    return c;
+}
+inline ModelConfig granite_moe_structure() {
+    ModelConfig c;
+    c.mixture.experts = 8;
     return c;
 }
 inline ModelConfig qwen2_moe_structure() {
@@ -240,6 +246,15 @@ inline TensorNames gpt_oss_names() {
     TensorNames n = llama_names();
     n.router = "mlp.router";
     n.expert_fc1 = {"gate_up_proj"};
+    n.stacks_experts = n.transposes_experts = true;
+    return n;
+}
+inline TensorNames granite_moe_names() {
+    TensorNames n = llama_names();
+    n.router = "block_sparse_moe.router.layer";
+    n.experts = "block_sparse_moe.";
+    n.expert_fc1 = {"input_linear"};
+    n.expert_fc2 = "output_linear";
     n.stacks_experts = true;
     return n;
 }
@@ -359,6 +374,8 @@ inline const std::vector<Family>& families() {
         {"glm4", "Glm4ForCausalLM", glm4_structure(), glm4_names()},
         {"nemotron", "NemotronForCausalLM", nemotron_structure(), llama_names()},
         {"gpt_bigcode", "GPTBigCodeForCausalLM", gpt2_structure(), bigcode_names()},
+        {"granite", "GraniteForCausalLM", {}, llama_names()},
+        {"granitemoe", "GraniteMoeForCausalLM", granite_moe_structure(), granite_moe_names()},
         {"train_gpt", "TrainGptForCausalLM", {}, own_names()},
     };
     return rows;

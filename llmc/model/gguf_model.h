@@ -30,6 +30,7 @@ struct GgufArchitecture {
     int window_interval = 0;     // of sliding windows: every n-th layer has none, unless the file says otherwise; 0: no windows
     int scaled_by_width = 0;     // models of this many layers divide attention scores by the root of C / NH, not HS
     bool expert_width = false;   // the width of experts has a key of its own
+    bool multipliers = false;    // the keys of Granite's factors
     bool split_experts = false;  // a tensor per expert, as in files from before April 2024; only read
 
     bool mixture() const { return find_family(family)->structure.mixture.on(); }
@@ -51,6 +52,8 @@ inline const std::vector<GgufArchitecture>& gguf_architectures() {
         {"smollm3", "smollm3", true},
         {"olmo2", "olmo2", false, false, true, 4},
         {"gptneox", "gpt_neox", false, false, true},
+        {"granite", "granite", true, true, false, 0, 0, false, true},
+        {"granitemoe", "granitemoe", true, false, false, 0, 0, false, true},
         {"gemma", "gemma"},
         {"gemma2", "gemma2", false, false, false, 2, 46},
         {"gemma3", "gemma3_text", false, false, false, 6, 62},
@@ -103,6 +106,12 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
         set("attention.sliding_window_pattern", c.full_interval);
         set("rope.freq_base_swa", c.local_rope_base != 0 ? c.local_rope_base : c.rope_base);
     }
+    if (a.multipliers) {
+        set("attention.scale", c.attention_scale != 0 ? c.attention_scale : 1 / std::sqrt((double)c.HS()));
+        set("embedding_scale", c.embedding_scale);
+        set("residual_scale", c.residual_scale);
+        set("logit_scale", c.logit_divisor);
+    }
     if (c.attention_softcap != 0) set("attn_logit_softcapping", c.attention_softcap);
     if (c.logit_softcap != 0) set("final_logit_softcapping", c.logit_softcap);
     return m;
@@ -119,8 +128,10 @@ inline double shortest_decimal(double stored) {
 }
 
 // Rejects metadata of the architecture that gguf_config does not read, unless it holds its no-op value.
-inline void check_gguf_keys(const HfReader& in, const std::string& architecture) {
+inline void check_gguf_keys(const HfReader& in, const GgufArchitecture& a) {
     const nlohmann::json& metadata = in.j;
+    const std::string architecture = a.name;
+    static const char* const multipliers[] = {"attention.scale", "embedding_scale", "residual_scale", "logit_scale"};
     static const char* const read[] = {"vocab_size",
                                        "context_length",
                                        "embedding_length",
@@ -156,7 +167,8 @@ inline void check_gguf_keys(const HfReader& in, const std::string& architecture)
     for (const auto& [key, value] : metadata.items()) {
         if (key.compare(0, architecture.size() + 1, architecture + ".") != 0) continue;
         const std::string rest = key.substr(architecture.size() + 1);
-        const bool known = std::find(std::begin(read), std::end(read), rest) != std::end(read);
+        const bool factor = std::find(std::begin(multipliers), std::end(multipliers), rest) != std::end(multipliers);
+        const bool known = (a.multipliers && factor) || std::find(std::begin(read), std::end(read), rest) != std::end(read);
         const auto allowed = std::find_if(harmless.begin(), harmless.end(), [&](const auto& h) { return h.first == rest; });
         if (!known && allowed == harmless.end())
             fail("%s: '%s' is %.200s; models with this value are not supported", in.source.c_str(), key.c_str(),
@@ -251,7 +263,7 @@ inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string
     const auto number = [&](const char* name, double otherwise) {
         return detail::shortest_decimal(in.number(named(name), otherwise));
     };
-    detail::check_gguf_keys(in, a.name);
+    detail::check_gguf_keys(in, a);
     ModelConfig c;
     set_family(c, a.family);
     const auto tokens = metadata.find("tokenizer.ggml.tokens");
@@ -293,6 +305,16 @@ inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string
     }
     if (c.norm_plus_one) c.embedding_scale = std::sqrt((double)c.C);
     if (a.scaled_by_width == c.L) c.attention_scale = 1 / std::sqrt((double)c.C / c.NH);
+    if (a.multipliers) {  // llama.cpp takes 0 for 1, and for the usual scale of scores
+        const auto factor = [&](const char* name) {
+            const double given = number(name, 0);
+            return given == 0 ? 1 : given;
+        };
+        c.attention_scale = number("attention.scale", 0);
+        c.embedding_scale = factor("embedding_scale");
+        c.residual_scale = factor("residual_scale");
+        c.logit_divisor = factor("logit_scale");
+    }
     c.attention_softcap = number("attn_logit_softcapping", 0);
     c.logit_softcap = number("final_logit_softcapping", 0);
     c.qkv_bias = has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias");

@@ -104,6 +104,12 @@ inline Keys bigcode_keys() {
     keys.push_back({[](const HfReader&, ModelConfig& c) { c.NKV = 1; }, [](Json&, const ModelConfig&) {}});
     return keys;
 }
+inline Keys granite_keys(const Keys& further) {
+    Keys keys = multipliers();
+    keys.insert(keys.end(), {attention_bias(false), no_window()});
+    keys.insert(keys.end(), further.begin(), further.end());
+    return llama_keys(keys);
+}
 // Our own form, which supports every choice.
 inline Keys own_keys() {
     RopeKeys rope_keys;
@@ -126,6 +132,8 @@ inline Keys own_keys() {
                        size_or_null("sliding_window", &C::window, 0),
                        size("full_attention_interval", &C::full_interval, 0),
                        number("embedding_scale", &C::embedding_scale, 1),
+                       number("residual_scale", &C::residual_scale, 1),
+                       number("logit_divisor", &C::logit_divisor, 1),
                        flag("embedding_norm", &C::embedding_norm, false),
                        number("embedding_dropout", &C::embedding_dropout, 0),
                        hidden_dropout(),
@@ -208,6 +216,8 @@ inline const Keys& keys_of(const std::string& family) {
         {"glm4", llama_keys({unpadded, flag("attention_bias", &C::qkv_bias, true)}, 131072, 128, 1.5625e-7, half_rope)},
         {"nemotron", nemotron_keys()},
         {"gpt_bigcode", bigcode_keys()},
+        {"granite", granite_keys({mlp_bias})},
+        {"granitemoe", granite_keys({experts("num_local_experts")})},
         {"train_gpt", own_keys()},
     };
     const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });
@@ -263,7 +273,7 @@ inline ModelConfig read_config_keys(const HfReader& in) {
     }
     ModelConfig c;
     set_family(c, type);
-    if (!family->names.stacks_experts) in.only("quantization_config", nullptr);
+    if (!family->names.transposes_experts) in.only("quantization_config", nullptr);
     else if (const char* key = "quantization_config"; !in.absent(key)) {  // the tensors' names show it
         if (!in.j[key].is_object()) in.wrong(key, "an object");
         if (in.j[key].value("quant_method", nlohmann::json()) != "mxfp4") in.unsupported(key, "the 'quant_method' \"mxfp4\"");

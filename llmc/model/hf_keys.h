@@ -182,6 +182,17 @@ inline Key query_pre_attn_scalar() {
                 j[key] = c.attention_scale > 0 ? (int64_t)std::llround(1 / (c.attention_scale * c.attention_scale)) : c.HS();
             }};
 }
+// The factors of Granite: of embedding, scores and residual terms, and the divisor of logits.
+inline Keys multipliers() {
+    const char* const scores = "attention_multiplier";
+    return {number("embedding_multiplier", &ModelConfig::embedding_scale, 1),
+            number("residual_multiplier", &ModelConfig::residual_scale, 1),
+            number("logits_scaling", &ModelConfig::logit_divisor, 1),
+            {[=](const HfReader& in, ModelConfig& c) { c.attention_scale = in.number(scores, 1); },
+             [=](Json& j, const ModelConfig& c) {
+                 j[scores] = c.attention_scale > 0 ? c.attention_scale : 1 / std::sqrt((double)c.HS());
+             }}};
+}
 // One key for the biases of all matrices.
 inline Key use_bias(bool otherwise) {
     return {[=](const HfReader& in, ModelConfig& c) { c.qkv_bias = c.proj_bias = c.mlp_bias = in.flag("use_bias", otherwise); },

@@ -232,7 +232,7 @@ struct LocalSizes {
         NKVl = std::max(1, c.NKV / tp.size);
         replicas = std::max(1, tp.size / c.NKV);
         tp_size = tp.size;
-        embedding_scale = (real)c.embedding_scale;
+        embedding_scale = (real)c.stream_scale();
         QKVl = (NHl + 2 * NKVl) * c.HS();
         Vpl = c.Vp / tp.size;
         v0 = tp.rank * Vpl;

@@ -123,6 +123,8 @@ struct ModelConfig {
     double rotary_fraction = 1;                       // fraction of each head, from its start, that is rotated
     double local_rope_base = 0;                       // in layers with a window, without scaling; 0: as in the others
     double embedding_scale = 1;                       // factor of the token embedding
+    double residual_scale = 1;                        // factor of the outputs of attention and MLP; see stream_scale()
+    double logit_divisor = 1;                         // logits are divided by this
     double embedding_dropout = 0, attention_dropout = 0, hidden_dropout = 0;
     bool embedding_norm = false;  // LayerNorm right after the token embedding
     bool tied = false;            // the head is the transposed token embedding
@@ -156,6 +158,10 @@ struct ModelConfig {
     }
     int expert_width() const { return mixture.width ? mixture.width : F; }
     int rotated() const { return (int)(rotary_fraction * HS()); }
+    // With a residual scale r the stream x + r f(norm(x)) is kept divided by r, x / r + f(norm(x)), so that no op multiplies by
+    // r: a norm gives the same for x / r with eps / r^2 as for x with eps.
+    double stream_scale() const { return embedding_scale / residual_scale; }  // factor of the token embedding in the stream
+    double stream_eps() const { return eps / (residual_scale * residual_scale); }  // of norms of the stream
     bool norm_before() const { return norm_place != NormPlace::after; }
     bool norm_after() const { return norm_place == NormPlace::after || norm_place == NormPlace::both; }
     bool parallel() const { return norm_place == NormPlace::parallel; }
@@ -264,6 +270,12 @@ inline void check_mixture(const ModelConfig& c) {
     if (c.parallel()) fail("--norm-place parallel and a mixture of experts cannot be combined; HINT: --norm-place before");
 }
 
+// transformers' Granite also multiplies virtual tokens by the factor of the embedding.
+inline void check_virtual_tokens_of(const ModelConfig& c) {
+    if (c.residual_scale != 1 || c.family.rfind("granite", 0) == 0)
+        fail("virtual tokens in front of a model of the family %s are not supported; HINT: --lora-rank 16", c.family.c_str());
+}
+
 inline void check_config(const ModelConfig& c) {
     struct Size {
         std::string name;
@@ -298,6 +310,13 @@ inline void check_config(const ModelConfig& c) {
     if (c.attention_softcap != 0) within("--attn-logit-softcapping", c.attention_softcap, 0.01, 1e6);
     if (c.logit_softcap != 0) within("--final-logit-softcapping", c.logit_softcap, 0.01, 1e6);
     within("--embedding-scale", c.embedding_scale, 1e-6, 1e6);
+    within("the factor of residual terms", c.residual_scale, 1e-3, 1e3);
+    within("the divisor of logits", c.logit_divisor, 1e-6, 1e6);
+    if (c.residual_scale != 1 && (c.norm_after() || c.embedding_norm || c.position == Position::learned))
+        fail(
+            "a factor of residual terms, %g, needs norms before attention and MLP only, and neither learned positions nor a norm "
+            "of the embedding; HINT: --norm-place before, --position-embedding-type rope",
+            c.residual_scale);
     within("--window-size", c.window, 0, 1 << 28);
     for (const double rate : {c.embedding_dropout, c.attention_dropout, c.hidden_dropout}) within("dropout", rate, 0, 0.99);
     if (c.position == Position::rope) check_rope(c);

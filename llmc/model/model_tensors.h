@@ -31,7 +31,7 @@ struct HfTensor {
     int row = 0, rows = 0;
     bool transposed = false;  // GPT-2's Conv1D stores (in, out)
     int interleaved = 0;  // BLOOM, GPT-NeoX: head size HS, as file rows are [q k v] per head, not [q heads | k heads | v heads]
-    int stacked = 0;      // GPT-OSS: this many matrices in one tensor, each (in, out); 0: one matrix
+    int stacked = 0;      // GPT-OSS, Granite: this many matrices in one tensor; 0: one matrix
     bool gate_up = false;         // whose rows alternate between gate and up, instead of [gate | up]
     int paired = 0, rotated = 0;  // GLM: head size, and its first dimensions, whose rows alternate between two halves
     int rows_of_matrix() const { return stacked ? rows / stacked : rows; }
@@ -204,8 +204,9 @@ private:
     static std::vector<HfTensor> plain(const std::string& hf, int rows) { return {{hf, 0, rows}}; }
     std::vector<HfTensor> weights(std::vector<HfTensor> parts) const {
         for (HfTensor& t : parts) {
-            t.name += t.stacked ? "" : ".weight";
-            t.transposed = names.transposed || t.stacked;
+            const bool turned = t.stacked && names.transposes_experts;
+            t.name += turned ? "" : ".weight";
+            t.transposed = names.transposed || turned;
         }
         return parts;
     }
@@ -386,7 +387,7 @@ private:
             blocks.push_back({local_row + (gate ? Fl : 0), row + gate + f0, Fl});
         }
         if (in_mixture_ && names.stacks_experts) {
-            fc1 = {{fc1[0].name, 0, n_mlps * F1, false, 0, n_mlps, gate > 0}};
+            fc1 = {{fc1[0].name, 0, n_mlps * F1, false, 0, n_mlps, gate > 0 && names.transposes_experts}};
             fc2 = {{fc2[0].name, 0, n_mlps * c.C, false, 0, n_mlps}};
         }
         column_parallel(fc1_w, fc1_b, name + "fc1", n_mlps * F1, blocks, fc1, 0, c.mlp_bias, experts);

@@ -82,6 +82,7 @@ inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelC
         return found;
     }
     check_options_of_adapters(o, "--prompt-tokens");
+    check_virtual_tokens_of(c);
     refuse_together(o.dpo_beta.has_value(), "--dpo-beta", "--prompt-tokens", "",
                     "--lora-rank 16 trains adapters on pairs of answers");
     refuse_together(o.lora_rank, "--lora-rank", "--prompt-tokens", "both are adapters");

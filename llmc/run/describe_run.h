@@ -83,6 +83,8 @@ inline std::string block_in_words(const ModelConfig& c) {
                        (c.full_interval ? format(" but in every %d layers", c.full_interval) : ""));
     also(c.attention_softcap > 0, "capped scores");
     also(c.logit_softcap > 0, "capped logits");
+    also(c.residual_scale != 1, format("outputs of attention and MLP times %g", c.residual_scale));
+    also(c.logit_divisor != 1, format("logits divided by %g", c.logit_divisor));
     also(c.sinks, "attention sinks");
     const bool all = c.qkv_bias && c.proj_bias && c.mlp_bias, none = !c.qkv_bias && !c.proj_bias && !c.mlp_bias;
     also(true, all ? "biases" : none ? "no biases" : "biases of some matrices");

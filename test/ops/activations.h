@@ -334,6 +334,20 @@ TEST(Residual, RoundsTheSumOnceAlsoInPlace) {
     expect_same_bits(out.get(), in_place.get(), "in place");
 }
 
+TEST(Scale, RoundsOnceAtAnyAddress) {
+    backend::Ctx ctx(2);
+    Rng rng(10);
+    for (const size_t n : {0, 1, 7, 64, 1001})
+        for (const size_t first : {0, 1}) {
+            std::vector<floatX> before = rng.normals<floatX>(n + first);
+            Buffer<floatX> x(before, "x");
+            backend::scale_elements(ctx, x.p() + first, n, (real)0.3);
+            Doubles expected = doubles(before);
+            for (size_t i = first; i < expected.size(); i++) expected[i] *= 0.3;
+            expect_close(x.get(), expected, 0, rounding + 4 * u, "x");
+        }
+}
+
 // ---- low-rank adapters ----------------------------------------------------------------------------------------------------
 // Rows 2 .. 8 of a layer of 13 have the first of two adapters, rows 8 .. 11 the second; the others none. Experts are stacked.
 void check_lora_blocks(int experts) {
