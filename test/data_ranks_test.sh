@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `prepare` on several ranks: the bytes of one process, for every format; errors are reported once; a killed run resumes.
+# `prepare` and `curate` on several ranks: the bytes of one process; errors are reported once; a killed run resumes.
 golden=$(realpath "$(dirname "$0")")/golden
 . "$(dirname "$0")/lib.sh"
 allow_mpirun_everywhere
@@ -103,3 +103,62 @@ expect "resumes after the repair" ranks 2 "${packed[@]}" --output-prefix stopped
 says "from its positions" "resuming after [1-9]"
 expect "to the same bytes, too" diff <(files packed.one) <(files stopped)
 expect "leaves nothing, too" test "$(find . -maxdepth 1 -name 'stopped.*' | wc -l)" == 3
+
+# ---- curate: the documents, numbers, samples and counts of one process ----
+mkdir raw
+for i in 1 2 3 4 5; do
+    awk -v f="$i" 'BEGIN {
+        for (i = 0; i < 150; i++) {
+            printf "{\"text\": \""
+            for (w = 0; w < 70; w++) printf "the%s%d of-%d ", i % 7 == 3 ? "" : "word", i % 7 == 3 ? 0 : f * i * 80 + w, (i * 31 + w * w) % 97
+            printf "%s\", \"id\": %d}\n", i % 5 ? "and that is cafÃ©." : "end.", i
+        }
+        print "{\"text\": \"too short\"}\n{\"text\": \"\"}\n{\"none\": 1}"
+    }' >raw/f$i.jsonl
+done
+printf "A text with invalid \xff\xfe bytes: %s\n" "$(seq -s " word" 2000)" >raw/invalid.txt
+curate() { "$program" curate --shard-size 20k "$@"; }
+curate_ranks() { "$MPIRUN" -n "$1" "$program" curate --shard-size 20k "${@:2}"; }
+curated() { (cd "$1" && find . -name '*.jsonl*' -print0 | sort -z | xargs -0 cksum && sed -n '/"counts"/,$p' curate.json | grep -v '"modified"' && grep -c . report.html); }
+# The report of the last expect, without progress and names of the output.
+summary() { grep -v -E "^[a-z ]+: .* in [0-9.]+ ?m?s|$1" out.txt | sort; }
+# same_curation NAME OPTIONS...: equal files, counts and samples for 1, 2 and 3 ranks.
+same_curation() {
+    local name=$1
+    shift
+    expect "$name: one process" curate --output "$name.one" "$@"
+    summary "$name" >"$name.said"
+    for n in 2 3; do
+        expect "$name: $n ranks" curate_ranks $n --output "$name.$n" "$@"
+        summary "$name" >said.txt
+        expect "$name: $n ranks report the same" diff "$name.said" said.txt
+        expect "$name: $n ranks write the same" diff <(curated "$name.one") <(curated "$name.$n")
+        expect "$name: $n ranks leave no intermediate set" test ! -e "$name.$n/.work"
+    done
+}
+same_curation rules --input raw --normalize --heuristics gopher fineweb --pii mask --output-format jsonl
+same_curation plain --input raw/f[12345].jsonl raw/invalid.txt --heuristics gopher --samples 2
+same_curation duplicates --input raw --exact-duplicates documents --near-duplicates fineweb --heuristics gopher
+same_curation mixed --input raw/f1.jsonl raw/f2.jsonl raw/f3.jsonl --normalize --weights raw/f1.jsonl=0.5 raw/f2.jsonl=0.3 raw/f3.jsonl=0.2
+
+once "curate: nothing to do" "there is nothing to do" "$MPIRUN" -n 2 "$program" curate --input raw --output y
+once "curate: a classifier" "by a single process" "$MPIRUN" -n 2 "$program" curate --train-quality good:raw bad:raw --output y
+# Interrupted by a folder at the path of rank 1's third file.
+options=(--input raw --normalize --heuristics gopher fineweb --pii mask --output-format jsonl --output cut)
+blocked() {
+    for _ in $(seq 1000); do
+        mkdir cut/.work/rank-1-of-2/part-00002.jsonl.zst && return
+        sleep 0.01
+    done
+}
+blocked 2>/dev/null &
+no "curate: an interruption" "error on rank 1 of 2.*part-00002" curate_ranks 2 "${options[@]}"
+wait
+expect "curate: rank 1 has whole files" grep -q '"shards":2' cut/.work/rank-1-of-2/state.json
+no "curate: another number of ranks" "started on 2 ranks, now there are 3; HINT: mpirun -n 2" curate_ranks 3 "${options[@]}"
+no "curate: one process" "started on 2 ranks, now there are 1" curate "${options[@]}"
+no "curate: other options" "other options" curate_ranks 2 "${options[@]}" --set gopher-min-words=40
+rmdir cut/.work/rank-1-of-2/part-00002.jsonl.zst
+expect "curate: resumes" curate_ranks 2 "${options[@]}"
+says "curate: from its position" "continuing the curation"
+expect "curate: to the same files" diff <(curated rules.one) <(curated cut)

@@ -187,10 +187,16 @@ inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input
     return nlohmann::json::parse(json_text(identity));
 }
 
-// The intermediate set of earlier passes.
+// The folder of a rank's intermediate set in .work: rank-0-of-2.
+inline constexpr const char* ranks_folder = "rank-";
+// The intermediate sets of earlier passes.
 inline void remove_work(const std::string& work) {
     std::error_code error;
-    for (const char* folder : {"/documents", "/kept"}) {
+    Strings folders = {"/documents", "/kept"};
+    for (const std::string& name : names_in(work))
+        if (begins_with(name, ranks_folder)) folders.push_back("/" + name);
+    for (const std::string& folder : folders) {
+        fs::remove(work + folder + "/state.json", error);
         for (const auto& entry : fs::directory_iterator(work + folder, error))  // a missing folder has no entries
             if (entry.path().filename().string().rfind("part-", 0) == 0) fs::remove(entry.path(), error);
         fs::remove(work + folder, error);
@@ -216,7 +222,7 @@ inline void check_same_input(const nlohmann::json& record, const nlohmann::json&
 }
 
 // The record in OUTPUT/curate.json, or null before the start. Fails if it cannot be resumed.
-inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& identity) {
+inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& identity, int ranks) {
     const std::string path = dir + "/curate.json";
     std::error_code error;
     if (!fs::exists(path, error)) {
@@ -228,9 +234,13 @@ inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& 
     nlohmann::json record = parse_json(read_whole_file(path), path);
     if (!record.is_object() || !record.contains("options") || !record.contains("input") || !record.contains("finished"))
         fail("%s is not a record of a curation; HINT: give another --output", path.c_str());
-    if (const auto state = record.find("state"); state != record.end() && state->is_object() &&
-                                                 !record.value("finished", false) && state->value("documents", (int64_t)0) == 0)
-        return nullptr;  // empty
+    const auto started = record.find("state");
+    const bool is_empty = started != record.end() && started->is_object() && started->value("documents", (int64_t)0) == 0;
+    if (const int before = record.value("ranks", 1);
+        before != ranks && !record.value("finished", false) && !(before == 1 && is_empty))
+        fail("the curation in %s started on %s, now there are %d; HINT: mpirun -n %d, or another --output", dir.c_str(),
+             counted(before, "rank").c_str(), ranks, before);
+    if (is_empty && !record.value("finished", false)) return nullptr;
     if (record.value("finished", false)) {
         remove_work(dir + "/.work");  // if it was killed at its very end
         fail("the curation in %s is finished and is not overwritten; HINT: give another --output", dir.c_str());
@@ -285,10 +295,14 @@ inline void print_summary(const Counts& counts) {
 }
 
 // A curation from its options to its output.
+//
+// On several ranks the first pass, of all stages that look at one document, is shared: each rank reads its files twice, to
+// number its documents as one process would, and to write an intermediate set. Rank 0 reads these sets and does the rest.
 class Curation {
 public:
-    explicit Curation(const CurateOptions& o)
+    explicit Curation(const CurateOptions& o, InputShare* share = nullptr)
         : o_(o),
+          share_(share),
           stages_(make_stages(o)),
           whole_(whole_corpus_options(o)),
           mixing_(mixing_options(o)),
@@ -311,11 +325,17 @@ public:
     }
 
     int run() {
-        PassState state = begin();
         const int threads = cpu::thread_count(o_.threads);
+        PassState state = share_ ? PassState() : begin();
+        std::optional<PassInput> joined;  // the intermediate sets of all ranks
+        if (share_) joined = first_pass_of_ranks(state, threads);
+        if (share_ && share_->rank() > 0) {
+            share_->gather("");
+            return 0;
+        }
         // Each pass but the last writes an intermediate set, which the next one reads. After an interruption the first one
         // resumes; the others start over.
-        int passes_left = 1 + whole_.wanted() + mixing_.wanted();
+        int passes_left = 1 + whole_.wanted() + mixing_.wanted() + (joined && !whole_.wanted() && !mixing_.wanted());
         const auto output = [&](const std::string& name) {
             const bool last = --passes_left == 0;
             PassOutput to = {
@@ -323,13 +343,17 @@ public:
             make_directory(to.dir);
             return to;
         };
-        PassOutput to = output("documents");
+        PassOutput to;
+        if (joined) passes_left--;
+        else to = output("documents");
         to.save = [&](const PassState& s) { save(s); };
         if (!state.finished) run_pass(input_, to, stages_, state, threads, "curating");
         if (state.documents == 0) fail("the input is empty: no document was found in %s", o_.input[0].c_str());
         Counts counts = state.counts;
+        const auto last_output = [&] { return joined ? *joined : input_.shards_of(to.dir, to.ending, state.shards); };
         if (whole_.wanted()) {
-            const PassInput from = input_.shards_of(to.dir, to.ending, state.shards);
+            const PassInput from = last_output();
+            joined.reset();
             WholeCorpus whole(whole_, work_, (size_t)o_.memory_limit);
             whole.learn(from, threads);
             to = output("kept");
@@ -338,13 +362,20 @@ public:
             append(counts, state.counts);
         }
         if (mixing_.wanted()) {
-            const PassInput from = input_.shards_of(to.dir, to.ending, state.shards);
+            const PassInput from = last_output();
+            joined.reset();
             to = output("");
             state = PassState();
             run_pass(from, to, {mixing_stage(from, threads)}, state, threads, "mixing");
             append(counts, state.counts);
         }
+        if (joined) {
+            to = output("");
+            state = PassState();
+            run_pass(*joined, to, {}, state, threads, "writing the output");
+        }
         end(counts, state.shards);
+        if (share_) share_->gather("");
         return 0;
     }
 
@@ -376,6 +407,57 @@ private:
                     return {};
                 }};
     }
+    // This rank's documents in the input, and the number of its first one.
+    int64_t first_number(int threads) {
+        DocumentReader reader(input_.text);
+        reader.read_share(*share_);
+        int64_t mine = 0, first = 0;
+        for_each_chunk(
+            reader, threads, "counting documents", [](const Chunk&, size_t) {}, [&](const Chunk&, size_t) { mine++; },
+            [](size_t) {}, false);
+        const Strings all = share_->gather(std::to_string(mine));
+        for (int r = 0; r < share_->rank(); r++) first += std::stoll(all[(size_t)r]);
+        return first;
+    }
+    // The first pass of this rank; on rank 0 `state` gets the counts of all ranks. Returns their intermediate sets.
+    PassInput first_pass_of_ranks(PassState& state, int threads) {
+        if (share_->rank() == 0) begin();
+        share_->gather("");
+        const auto folder = [&](int r) { return format("%s/%s%d-of-%d", work_.c_str(), ranks_folder, r, share_->size()); };
+        const std::string mine = folder(share_->rank()), file = mine + "/state.json";
+        make_directory(mine);
+        remove_unfinished_in(mine, "part-");
+        const nlohmann::json identity = nlohmann::json::parse(json_text(identity_));
+        if (file_exists(file)) {
+            const nlohmann::json before = parse_json(read_whole_file(file), file);
+            if (!before.is_object() || before.value("identity", nlohmann::json()) != identity)
+                fail("%s belongs to a curation with other options, or its input has changed; HINT: another --output",
+                     file.c_str());
+            state = pass_state_from_json(before.value("state", nlohmann::json()), file);
+            print_line(stderr, format("continuing the curation in %s after %s of rank 0", o_.output.c_str(),
+                                      counted(state.documents, "document").c_str()));
+        }
+        const int64_t first = first_number(threads);
+        const PassOutput to = {mine, intermediate_ending(), o_.shard_size, true, [&](const PassState& s) {
+                                   nlohmann::ordered_json j = {{"identity", identity}, {"state", to_json(s)}};
+                                   write_file_atomically(file, json_text(j) + "\n");
+                               }};
+        CurationPass(input_, to, stages_, o_.samples, (uint64_t)o_.seed).run(state, threads, "curating", share_, first);
+        const Strings all = share_->gather(json_text(to_json(state)));
+        PassInput joined = input_.shards_of("", to.ending, 0);
+        for (int r = 0; r < share_->size(); r++) {
+            const PassState other = pass_state_from_json(nlohmann::json::parse(all[(size_t)r]), folder(r));
+            const PassInput part = input_.shards_of(folder(r), to.ending, other.shards);
+            joined.text.files.insert(joined.text.files.end(), part.text.files.begin(), part.text.files.end());
+            if (r == 0) {
+                state = other;
+                continue;
+            }
+            state.documents += other.documents;
+            state.counts.add(other.counts, (size_t)o_.samples);
+        }
+        return joined;
+    }
     static void append(Counts& counts, const Counts& more) {
         counts.stages.insert(counts.stages.end(), more.stages.begin(), more.stages.end());
         counts.after = more.after;
@@ -388,13 +470,17 @@ private:
         for (const auto& [name, value] : identity_.items()) record[name] = value;
         write_file_atomically(o_.output + "/curate.json", json_text(record, 1) + "\n");
     }
-    void save(const PassState& s) const { write_record({{"finished", false}, {"state", to_json(s)}}); }
+    void save(const PassState& s) const {
+        nlohmann::ordered_json record = {{"finished", false}, {"state", to_json(s)}};
+        if (share_) record["ranks"] = share_->size();
+        write_record(std::move(record));
+    }
 
     // The state of an interrupted curation, or a new one.
     PassState begin() {
         make_directory(o_.output);
         lock_.emplace(o_.output);
-        const nlohmann::json record = find_record(o_.output, identity_);
+        const nlohmann::json record = find_record(o_.output, identity_, share_ ? share_->size() : 1);
         PassState state;
         for (const std::string& dir : {data_, work_ + "/documents"}) remove_unfinished_in(dir, "part-");
         if (record.is_null()) {
@@ -419,6 +505,7 @@ private:
     }
 
     const CurateOptions& o_;
+    InputShare* share_;  // null: one process
     std::vector<Stage> stages_;
     WholeCorpusOptions whole_;
     std::optional<const Tokenizer> tokenizer_;  // counts tokens for mixing_
@@ -432,13 +519,23 @@ private:
 
 }  // namespace curation
 
-inline int curate_command(const CurateOptions& o) {
-    if (wants_classifier(o)) return classifier_command(o);
+inline int curate(const CurateOptions& o, InputShare* share) {
+    if (wants_classifier(o)) {
+        if (share) fail_usage("a classifier is trained or measured by a single process; HINT: omit mpirun");
+        return classifier_command(o);
+    }
     refuse_missing(o.input.empty(), "the text to read", "--input FILE|DIR ...");
     refuse_missing(o.output.empty(), "the output", "--output DIR");
     if (const std::filesystem::path path(o.output);
         path.extension() == ".jsonl" || path.extension() == ".zst" || path.extension() == ".gz")
         fail_usage("--output %s names a file; it must be a directory, for several files; HINT: --output clean",
                    o.output.c_str());
-    return curation::Curation(o).run();
+    return curation::Curation(o, share).run();
+}
+inline int curate_on_ranks(World& world, const CurateOptions& given) {
+    if (world.size() == 1) return curate(given, nullptr);
+    CurateOptions o = given;
+    if (!o.threads) o.threads = share_of_machine(world);
+    SharedInput share(world);
+    return share.run([&] { curate(o, &share); });
 }

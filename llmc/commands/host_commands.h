@@ -4,7 +4,7 @@
 #include "../parallel/world.h"
 
 struct HostCommands {
-    int (*curate)(const CurateOptions&);
+    int (*curate)(World&, const CurateOptions&);
     int (*prepare)(World&, const PrepareOptions&);
     int (*tokenizer)(const TokenizerOptions&);
     int (*report)(const ReportOptions&);
@@ -42,7 +42,7 @@ inline int export_either(World& world, const ExportOptions& o) {
 }
 }  // namespace detail
 
-inline const HostCommands host_commands = {curate_command,    prepare_on_ranks, tokenizer_command,
+inline const HostCommands host_commands = {curate_on_ranks,   prepare_on_ranks, tokenizer_command,
                                            report_command,    inspect_command,  runs_command,
                                            supervise_command, import_command,   detail::export_either};
 #endif

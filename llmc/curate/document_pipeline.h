@@ -7,6 +7,7 @@
 // all counts. A pass that finds such a file resumes from there: earlier files are skipped, and so are the completed documents
 // of the current one. The incomplete shard is written again, to the same bytes.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -54,6 +55,30 @@ struct StageCounts {
 };
 
 struct Counts {
+    // Counts of later documents by the same stages. samples: the number of samples per rule.
+    void add(const Counts& later, size_t n_samples) {
+        for (size_t i = 0; i < before.size(); i++) before[i] += later.before[i];
+        for (size_t i = 0; i < after.size(); i++) after[i] += later.after[i];
+        for (size_t s = 0; s < stages.size(); s++) {
+            StageCounts& mine = stages[s];
+            const StageCounts& other = later.stages.at(s);
+            mine.documents_in += other.documents_in;
+            mine.bytes_in += other.bytes_in;
+            mine.documents_kept += other.documents_kept;
+            mine.bytes_kept += other.bytes_kept;
+            for (const auto& [name, r] : other.rules) {
+                RuleCount& rule = mine.rules[name];
+                rule.dropped += r.dropped;
+                rule.dropped_bytes += r.dropped_bytes;
+                rule.changed += r.changed;
+                rule.places += r.places;
+                rule.samples.insert(rule.samples.end(), r.samples.begin(), r.samples.end());
+                std::stable_sort(rule.samples.begin(), rule.samples.end(),
+                                 [](const DroppedSample& a, const DroppedSample& b) { return a.lot < b.lot; });
+                if (rule.samples.size() > n_samples) rule.samples.resize(n_samples);
+            }
+        }
+    }
     std::vector<StageCounts> stages;
     LengthCounts before{}, after{};
 
@@ -240,16 +265,21 @@ public:
     CurationPass(PassInput input, PassOutput output, std::vector<Stage> stages, int samples, uint64_t seed)
         : input_(std::move(input)), output_(std::move(output)), stages_(std::move(stages)), samples_(samples), seed_(seed) {}
 
-    // From the state, new or of an interrupted pass, to the end of the input.
-    void run(PassState& state, int threads, const std::string& label) {
+    // From the state, new or of an interrupted pass, to the end of the input; or of this rank's files, whose first document has
+    // the number `first`.
+    void run(PassState& state, int threads, const std::string& label, InputShare* share = nullptr, int64_t first = 0) {
         if (state.counts.stages.empty())
             for (const Stage& s : stages_) state.counts.stages.push_back({s.name, 0, 0, 0, 0, {}});
         CHECK(state.counts.stages.size() == stages_.size(), "the state has other stages");
         ShardWriter shards(output_.dir, output_.ending, output_.shard_bytes, state.shards);
-        if (state.file < input_.text.files.size()) {
+        if (share || state.file < input_.text.files.size()) {
             DocumentReader reader(input_.text);
+            if (share) reader.read_share(*share);
+            if (share && state.finished)
+                state.file = reader.files_of_share().second;  // only the other ranks' counts are missing
+            else if (share && state.documents == 0) state.file = reader.files_of_share().first;
             reader.begin_at(state.file, 0, {{}, 0, 0, state.bad_lines});
-            const int64_t passed_over = state.in_file, first_number = state.documents;
+            const int64_t passed_over = state.in_file, first_number = first + state.documents;
             int64_t batch_begin = 0;  // chunks of all earlier batches
             std::vector<Worked> batch;
             const auto n_of = [&](size_t i) { return batch_begin + (int64_t)i - passed_over; };  // negative: already done
@@ -268,7 +298,7 @@ public:
                     state.in_file++;
                     state.documents++;
                     if (!take(batch[i], state.counts)) return;
-                    shards.write(batch[i].lines, batch[i].document.copies, bytes_of(batch[i].document));
+                    shards.write(batch[i].lines, batch[i].document.copies, written_bytes_of(batch[i].document));
                     if (shards.shards() == state.shards) return;
                     state.shards = shards.shards();
                     if (output_.save) output_.save(state);
@@ -304,6 +334,16 @@ private:
     static int64_t bytes_of(const Document& d) {
         int64_t bytes = (int64_t)d.text.size();
         for (const std::string& text : d.more) bytes += (int64_t)text.size();
+        return bytes * d.copies;
+    }
+    // The same of the text as JSON has it, with U+FFFD for invalid bytes: shards end at the same documents if the text has been
+    // in an intermediate set.
+    static int64_t written_bytes_of(const Document& d) {
+        const auto size = [](const std::string& s) {
+            return (int64_t)(is_utf8(s) ? s.size() : as_written(nlohmann::json(s)).get_ref<const std::string&>().size());
+        };
+        int64_t bytes = size(d.text);
+        for (const std::string& text : d.more) bytes += size(text);
         return bytes * d.copies;
     }
     void apply(const Stage& stage, Worked& w) const {
