@@ -800,7 +800,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
             t.faults.in_tokens(t.micro_batch, first, t.batch());
             upload(t.ctx, m, mesh.cp.size > 1 ? t.micro_batch.cut(mesh.cp) : t.micro_batch, in);
             in.gradients = e.micro_batch ? Acc::Add : Acc::Set;
-            in.rounding_key = rounding_key((uint64_t)t.o.seed, first, RngPurpose::gradients);
+            in.rounding_key = contribution_key((uint64_t)t.o.seed, first, mesh.cp);
             in.drops = in.own_rows = true;
             in.seed = (uint64_t)t.o.seed;
             in.sample = first;

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "../llmc/model/gradients.h"
 #include "../llmc/model/mesh.h"
 #include "../llmc/optimizer/shard.h"
 #include "testing.h"
@@ -107,6 +108,29 @@ TEST(StochasticRounding, KeysDifferFromStepToStepAndBySeed) {
     for (uint64_t seed = 0; seed < 8; seed++)
         for (int64_t step = 1; step <= 1000; step++) keys.insert(rounding_key(seed, step));
     EXPECT_EQ(keys.size(), 8000u);
+}
+
+// Contributions of ranks with rows of the same samples err independently: the variance of their sum is the sum of theirs.
+TEST(StochasticRounding, RanksWithRowsOfTheSameSamplesErrIndependently) {
+    const int ranks = 8, sums = 4000;
+    Rng rng(3);
+    std::set<uint64_t> keys;
+    double alone = 0, together = 0;
+    for (int sample = 0; sample < sums; sample++) {
+        double sum = 0;
+        for (int rank = 0; rank < ranks; rank++) {
+            const uint64_t key = contribution_key(1, sample, {ranks, rank});
+            keys.insert(key);
+            const float x = from_bits((uint32_t)(0x3f800000 + rng.below(0x800000)));
+            const double error = (double)rounded(x, random_bits(key, RngPurpose::rounding, 0, 0)[0]) - (double)x;
+            alone += error * error;
+            sum += error;
+        }
+        together += sum * sum;
+    }
+    EXPECT_EQ(keys.size(), (size_t)sums * ranks);
+    EXPECT_NEAR(together / alone, 1, 0.15);
+    EXPECT_EQ(contribution_key(1, 5, {}), rounding_key(1, 5, RngPurpose::gradients));
 }
 
 // Every element of every rank, in every layout: its tensor and its position in the whole tensor, each exactly once.

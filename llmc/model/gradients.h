@@ -12,11 +12,12 @@
 // each part is a contribution to the head, with its own rounding. The embedding's op rounds the sum of a token when it is
 // complete.
 //
-// The random numbers are functions of the seed, the micro-batch's first sample, the tensor and the element's index in the whole
-// tensor: the bits do not depend on the number of threads, the rank's part of the tensor, or a resume. Cost: per parameter of a
-// matrix and contribution 2 bytes are written or, to add, 4 moved, in the embedding only for the tokens that occur; of vectors
-// 4 more are written and 4 read. With fp32 gradients 4 are written or, to add, 8 moved. Where matrix products can round (on a
-// GPU), a step's first contribution sets a matrix by a whole product, except in mixtures of experts.
+// The random numbers are functions of the seed, the micro-batch's first sample and the rank's place in context parallelism,
+// the tensor and the element's index in the whole tensor: the bits do not depend on the number of threads, the rank's part of
+// the tensor, or a resume. Cost: per parameter of a matrix and contribution 2 bytes are written or, to add, 4 moved, in the
+// embedding only for the tokens that occur; of vectors 4 more are written and 4 read. With fp32 gradients 4 are written or, to
+// add, 8 moved. Where matrix products can round (on a GPU), a step's first contribution sets a matrix by a whole product,
+// except in mixtures of experts.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -25,6 +26,12 @@
 #include "../elements.h"
 #include "arena.h"
 #include "parameters.h"
+
+// The key of a micro-batch's contribution, by its first sample. The ranks of cp have rows of the same samples: if they shared
+// random numbers, their roundings would err alike, and on n ranks the variance of the sum be (n + 1) / 2 times as large.
+inline uint64_t contribution_key(uint64_t seed, int64_t sample, const Axis& cp) {
+    return rounding_key(seed, sample * cp.size + cp.rank, RngPurpose::gradients);
+}
 
 class BlockGradients {
 public:
