@@ -658,12 +658,27 @@ static void classify(const Pass& p, int row, int rows, real loss_scale, real z_c
 }
 
 // Compares the answers of a micro-batch by its rows' losses: sets the weights of their gradients, and adds to the sums. With
-// tensor parallelism every rank knows all losses.
+// tensor parallelism every rank knows all losses; with context parallelism all compare whole answers, and the first rank counts.
 static void compare_answers(const Pass& p) {
     Activations& a = p.m.a;
-    HostSide<real> loss(p.ctx, a.loss, (size_t)p.N()), weight(p.ctx, a.weight, (size_t)p.N());
-    loss.download();
-    p.m.preference.compare(p.in.pairs, loss.data(), weight.data(), a.pair_sums);
+    const size_t N = (size_t)p.N();
+    HostSide<real> weight(p.ctx, a.weight, N);
+    if (!p.cut_context()) {
+        HostSide<real> loss(p.ctx, a.loss, N);
+        loss.download();
+        p.m.preference.compare(p.in.pairs, loss.data(), weight.data(), a.pair_sums);
+        return weight.upload();
+    }
+    const Axis& cp = p.in.part.cp;
+    be::all_gather(p.ctx, p.m.ranks->cp, a.all_losses, a.loss, N);
+    HostSide<real> gathered(p.ctx, a.all_losses, cp.size * N);
+    gathered.download();
+    std::vector<real> losses(cp.size * N), weights(cp.size * N);  // in the order of whole sequences
+    for (int rank = 0; rank < cp.size; rank++)
+        for (size_t i = 0; i < N; i++) losses[p.in.whole_row(i, rank)] = gathered.data()[rank * N + i];
+    PreferenceSums counted_elsewhere;
+    p.m.preference.compare(p.in.pairs, losses.data(), weights.data(), cp.rank == 0 ? a.pair_sums : counted_elsewhere);
+    for (size_t i = 0; i < N; i++) weight.data()[i] = weights[p.in.whole_row(i, cp.rank)];
     weight.upload();
 }
 

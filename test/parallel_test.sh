@@ -115,7 +115,6 @@ refuses_context() { # NAME PATTERN OPTIONS...
 refuses_context "a sequence that it does not divide" "--context-parallel-size 2 cuts the 42 rows of a sequence into 4 equal parts" --seq-length 42
 refuses_context "virtual tokens" "--context-parallel-size 2 is not available for virtual tokens" --model one --prompt-tokens 4 --seq-length 36
 refuses_context "capacities of experts" "--context-parallel-size 2 and --moe-expert-capacity-factor cannot be combined" --num-experts 4 --moe-expert-capacity-factor 1
-refuses_context "pairs of answers" "--context-parallel-size 2 and --dpo-beta cannot be combined" --model one --dpo-beta 0.1
 echo '{"context":"in the year","choices":[" 1"," 2"],"gold":0}' >tasks.jsonl
 refuses_context "tasks" "--context-parallel-size 2 and --eval-tasks cannot be combined" --eval-tasks tasks.jsonl
 expect "too few ranks for cp: refused" refused train 2 x --cp 3

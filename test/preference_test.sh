@@ -70,7 +70,7 @@ expect "what is left out is counted" grep -q "[0-9] pairs were dropped, longer t
 # The same losses and the same reference in every layout.
 expect "six steps" dpo --train-iters 6 --out whole
 # shellcheck disable=SC2086  # none, or two words
-for layout in "" "--tp 2" "--pp 2"; do
+for layout in "" "--tp 2" "--pp 2" "--cp 2"; do
     MPI="${MPIRUN:-mpirun} -n 2" expect "two ranks $layout" dpo --micro-batch-size 1 --train-iters 6 $layout --out "ranks$layout"
     expect "their losses $layout" near_losses whole "ranks$layout" 6 0.02
 done

@@ -39,7 +39,7 @@ struct Batch {
     std::vector<int> targets;       // (B, T) the next token; -1: masked
     std::vector<int> positions;     // (B, T)
     std::vector<int> doc_start;     // (B, T) the first key that a row sees; empty if attention is not reset at documents
-    std::vector<AnswerPair> pairs;  // pairs of answers, in their rows
+    std::vector<AnswerPair> pairs;  // pairs of answers, in their rows of whole sequences
     int B = 0, T = 0;
     bool begins = true;  // sequences start here, and get the model's virtual tokens
     Zigzag part;         // T are this rank's rows of sequences that are cut over ranks
@@ -59,6 +59,7 @@ struct Batch {
         take(targets, mine.targets);
         take(positions, mine.positions);
         take(doc_start, mine.doc_start);
+        mine.pairs = pairs;
         return mine;
     }
 

@@ -99,7 +99,7 @@ struct MicroBatch {
     int* doc_start;                       // (N) the first key that a row sees
     int* window_start;                    // (N) the same in layers with a sliding window
     // The current micro-batch.
-    std::vector<AnswerPair> pairs;  // pairs of answers (DPO)
+    std::vector<AnswerPair> pairs;  // pairs of answers (DPO), in rows of whole sequences
     int B = 0, T = 0;
     Zigzag part;                     // T are this rank's rows of sequences that are cut over ranks (context_parallel.h)
     std::vector<int> virtual_rows;   // first rows of virtual tokens
@@ -115,6 +115,11 @@ struct MicroBatch {
     floatX* out() const { return x.back(); }
     int N() const { return B * T; }
     int whole_T() const { return T * part.cp.size; }
+    // The row in the micro-batch of whole sequences of row i of a rank of cp.
+    size_t whole_row(size_t i, int rank) const {
+        const Zigzag of_rank = {{part.cp.size, rank}};
+        return i / (size_t)T * (size_t)whole_T() + (size_t)of_rank.row((int)(i % (size_t)T), T);
+    }
     const int* documents() const { return masks_documents ? doc_start : nullptr; }
 };
 
@@ -132,6 +137,7 @@ struct Activations {
     real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
     real *loss, *zloss, *lse;                         // (N) each
     real* weight;                                     // (N) factor of each row's loss gradient, in DPO
+    real* all_losses;                                 // (cp, N) of the rows of all ranks, in DPO with context parallelism
     real* head_sums;                                  // (2, N) of each row's queries and keys, if tp shards their one norm
     PreferenceSums pair_sums;                         // over pairs of answers, since the last clear (DPO)
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8 codes: all rows; transposed inputs and gradients

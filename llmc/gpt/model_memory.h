@@ -271,6 +271,8 @@ inline void plan_head(Model& m) {
     for (real** statistic : {&a.final_stats.mean, &a.final_stats.rstd}) m.arena.add(purpose, statistic, Nl);
     for (real** loss : {&a.loss, &a.zloss, &a.lse}) m.arena.add(purpose, loss, N);
     if (m.preference.on()) m.arena.add(purpose, &a.weight, N);
+    if (const size_t cp = (size_t)m.ranks->mesh.cp.size; m.preference.on() && cp > 1)
+        m.arena.add(purpose, &a.all_losses, cp * N);
     m.arena.add(purpose, &a.statistics, tp > 1 ? tp * 2 * (size_t)a.head_rows : 0);
     m.arena.add("logits (some rows at a time)", &a.logits, (size_t)a.head_rows * m.local.Vpl);
 }

@@ -100,9 +100,8 @@ struct Pass {
         const int chunk = cut_context() ? in.T / 2 : end - begin;  // consecutive rows of the run
         for (int row = begin, next = 0; row < end; row = next) {
             next = cut_context() ? std::min(end, (row / chunk + 1) * chunk) : end;
-            const int in_run = cut_context() ? row / in.T * in.whole_T() + in.part.row(row % in.T, in.T) : row;
-            const size_t at = (size_t)(row - begin) * C;
-            be::dropout_forward(ctx, out + at, inp + at, (size_t)(next - row) * C, of_samples.from((size_t)in_run * C));
+            const size_t in_run = in.whole_row((size_t)row, in.part.cp.rank), at = (size_t)(row - begin) * C;
+            be::dropout_forward(ctx, out + at, inp + at, (size_t)(next - row) * C, of_samples.from(in_run * C));
         }
     }
     Dropout hidden_dropout(const Linear& l) const {

@@ -16,7 +16,7 @@
 #include "../base/types.h"
 #include "../shapes.h"
 
-// An answer with its prompt, in the rows [row, row + rows) of a micro-batch.
+// An answer with its prompt, in the rows [row, row + rows) of a micro-batch of whole sequences.
 struct Answer {
     int row = 0, rows = 0;
     int targets = 0;       // the answer's tokens in the loss

@@ -595,8 +595,6 @@ inline Preference preference_of(const TrainOptions& o) {
 inline void check_context_parallel_options(const TrainOptions& o) {
     if (o.context_parallel_size == 1) return;
     const std::string option = format("--context-parallel-size %d", o.context_parallel_size);
-    refuse_together(o.dpo_beta.has_value(), option, "--dpo-beta", "an answer's log-probability is a sum over rows of all ranks",
-                    "--tp or --pp instead");
     refuse_together(!o.eval_tasks.empty(), option, "--eval-tasks", "questions are not cut over ranks",
                     "measure checkpoints with train_gpt eval --tasks");
     refuse_together(o.moe_expert_capacity_factor > 0, option, "--moe-expert-capacity-factor",
