@@ -115,8 +115,23 @@ refuses_context() { # NAME PATTERN OPTIONS...
 refuses_context "a sequence that it does not divide" "--context-parallel-size 2 cuts the 42 rows of a sequence into 4 equal parts" --seq-length 42
 refuses_context "virtual tokens" "--context-parallel-size 2 is not available for virtual tokens" --model one --prompt-tokens 4 --seq-length 36
 refuses_context "capacities of experts" "--context-parallel-size 2 and --moe-expert-capacity-factor cannot be combined" --num-experts 4 --moe-expert-capacity-factor 1
-echo '{"context":"in the year","choices":[" 1"," 2"],"gold":0}' >tasks.jsonl
-refuses_context "tasks" "--context-parallel-size 2 and --eval-tasks cannot be combined" --eval-tasks tasks.jsonl
+# Questions of different lengths, measured while training: rows of a score are on any rank.
+for i in $(seq 1 13); do
+    year="in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97))"
+    echo "{\"context\": \"${year:0:$((12 + 4 * i))}\", \"target\": \"${year:$((12 + 4 * i))} sheep\"}"
+done >target.jsonl
+for i in 1 2 3; do echo "{\"context\": \"in the year $i\", \"references\": [\" the\"], \"max_new_tokens\": 4}"; done >written.jsonl
+asks=(--eval-tasks target.jsonl written.jsonl --train-iters 4)
+measured() { grep '"kind":"tasks"' "$1/log.jsonl" | tail -n 1 | grep -o '"perplexity":[0-9.]*' | head -n 1; }
+expect "tasks on one rank" train 1 "asked 1" "${asks[@]}"
+for layout in "2 --cp 2" "4 --cp 2 --tp 2" "4 --cp 2 --pp 2" "4 --cp 4" "4 --cp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "tasks, $layout" train "$n" "asked $n" "${asks[@]}" $options
+    expect "tasks, $layout: one rank's perplexity" awk -v a="$(measured "asked 1")" -v b="$(measured "asked $n")" \
+        'BEGIN { sub(/.*:/, "", a); sub(/.*:/, "", b); b += 0; exit !(a + 0 > 1 && b > a * 0.99 && b < a * 1.01) }'
+    rm -rf "asked $n"
+done
 expect "too few ranks for cp: refused" refused train 2 x --cp 3
 says "why" "context-parallel-size 3"
 # A mixture of experts: every tp rank has some columns of each expert, and a part of the router's gradient.

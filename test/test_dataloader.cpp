@@ -59,6 +59,8 @@ TEST(Cut, RanksHaveTheRowsOfTwoChunks) {
         for (int i = 0; i < 16; i++) {
             const int row = i / 8 * 24 + (i % 8 < 4 ? 4 * rank + i % 4 : 4 * (5 - rank) + i % 4);
             EXPECT_EQ(mine.tokens[(size_t)i], row);
+            EXPECT_EQ(mine.part.row_here(row % 24, 8), i % 8);
+            EXPECT_EQ((Zigzag{{3, (rank + 1) % 3}}.row_here(row % 24, 8)), -1);
             EXPECT_EQ(mine.targets[(size_t)i], 100 + row);
             EXPECT_EQ(mine.positions[(size_t)i], 200 + row);
             EXPECT_EQ(mine.doc_start[(size_t)i], all.doc_start[(size_t)row]);

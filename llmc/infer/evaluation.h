@@ -51,6 +51,19 @@ struct ScoringPass {
     Batch batch;  // without targets
     std::vector<ScoredRow> rows;
     int64_t inputs = 0;  // tokens that are not padding
+
+    // This rank's rows.
+    ScoringPass cut(const Axis& cp) const {
+        ScoringPass mine;
+        mine.batch = batch.cut(cp);
+        mine.inputs = inputs;
+        const int T = mine.batch.T;
+        for (const ScoredRow& r : rows) {
+            const int here = mine.batch.part.row_here((int)(r.row % (size_t)batch.T), T);
+            if (here >= 0) mine.rows.push_back({r.row / (size_t)batch.T * (size_t)T + (size_t)here, r.request, r.target});
+        }
+        return mine;
+    }
 };
 
 // The requests order[first], order[first + 1], ..., as many as fit in B x T tokens, each after the model's virtual tokens.
@@ -80,18 +93,20 @@ inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const
 
 // Log-likelihoods of continuations, longest sequences first, as many per pass as fit in B x T tokens. Requests are divided
 // among copies of the model; all ranks get all scores. run(pass, scores) computes a pass and, on ranks with the head, adds the
-// scores of its rows. All ranks call stop before each pass, equally often; if it returns true, there are no scores.
+// scores of its rows, of which a rank of cp has some. All ranks call stop before each pass, equally often; if it returns true, there are no scores.
 template <class Run, class Stop>
 std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int T, int virtual_tokens,
                                                  const std::vector<Request>& requests, Progress* progress, Run run, Stop stop) {
     const Mesh& mesh = ranks.mesh;
-    const size_t replicas = (size_t)mesh.edp.size;
+    const int cp = mesh.cp.size, tp = ranks.sequence_parallel ? mesh.tp.size : 1;
+    const Axis& copies = cp > 1 ? mesh.samples : mesh.edp;
+    const size_t replicas = (size_t)copies.size;
     std::vector<size_t> by_length(requests.size()), order;
     std::iota(by_length.begin(), by_length.end(), 0);
     std::stable_sort(by_length.begin(), by_length.end(),
                      [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
-    for (size_t i = (size_t)mesh.edp.rank; i < by_length.size(); i += replicas) order.push_back(by_length[i]);
-    const int multiple = ranks.sequence_parallel ? mesh.tp.size : 1;
+    for (size_t i = (size_t)copies.rank; i < by_length.size(); i += replicas) order.push_back(by_length[i]);
+    const int multiple = cp > 1 ? cp * std::lcm(2, tp) : tp;
     std::vector<ScoringPass> passes;
     for (size_t first = 0; first < order.size(); first += (size_t)passes.back().batch.B)
         passes.push_back(make_scoring_pass(requests, order, first, B, T, virtual_tokens, multiple));
@@ -107,15 +122,20 @@ std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int 
         if (i >= passes.size()) continue;
         run(passes[i], scores);
         done += passes[i].inputs;
-        if (progress) progress->update(done * mesh.edp.size);
+        if (progress) progress->update(done * copies.size);
     }
     if (mesh.world.size == 1) return scores;
-    // Each request's score is known to the last stage of the replica that computed it.
+    // Each request's score is known to the last stage of the replica that computed it, or is the sum of its cp ranks'.
     std::vector<Score> all(scores.size() * (size_t)mesh.world.size);
     ranks.world->all_gather(scores.data(), scores.size() * sizeof(Score), all.data());
     for (size_t i = 0; i < by_length.size(); i++) {
-        const int owner = mesh.rank_of(mesh.pp.size - 1, (int)(i % replicas) * mesh.ep.size, 0);
-        scores[by_length[i]] = all[(size_t)owner * scores.size() + by_length[i]];
+        Score& sum = scores[by_length[i]] = {};
+        for (int part = 0; part < cp; part++) {
+            const int dp_rank = (int)(i % replicas) * (mesh.dp.size / copies.size) + part;
+            const Score& s = all[(size_t)mesh.rank_of(mesh.pp.size - 1, dp_rank, 0) * scores.size() + by_length[i]];
+            sum.log_likelihood += s.log_likelihood;
+            sum.greedy = sum.greedy && s.greedy;
+        }
     }
     return scores;
 }

@@ -73,11 +73,14 @@ inline void score_rows(const Pass& p, const std::vector<ScoredRow>& rows, std::v
 inline std::optional<std::vector<Score>> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests,
                                                         Progress* progress, const std::function<bool()>& stop) {
     PipelineLinks links = pipeline_links(ctx, m);
+    const Axis& cp = m.ranks->mesh.cp;
     int i = 0;
-    const auto run = [&](const ScoringPass& scored, std::vector<Score>& scores) {
-        forward_only(ctx, m, links, scored.batch, false, i++, [&](const Pass& pass) { score_rows(pass, scored.rows, scores); });
+    const auto run = [&](const ScoringPass& whole, std::vector<Score>& scores) {
+        const bool cut = cp.size > 1;
+        const ScoringPass scored = cut ? whole.cut(cp) : whole;
+        forward_only(ctx, m, links, scored.batch, cut, i++, [&](const Pass& pass) { score_rows(pass, scored.rows, scores); });
     };
-    return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress, run, stop);
+    return score_requests(*m.ranks, m.a.B, m.whole_T(), m.c.virtual_tokens.count, requests, progress, run, stop);
 }
 
 // Callbacks for measuring a model on tasks: one scores given continuations, the other generates answers, each up to a token of

@@ -38,6 +38,11 @@ struct Zigzag {
         const int half = t >= T / 2;
         return (chunk_of_half(half) - half) * (T / 2) + t;
     }
+    // The reverse: which of this rank's T is row t of a cut sequence; -1: it is another rank's.
+    int row_here(int t, int T) const {
+        const int chunk = t / (T / 2);
+        return rank_of(chunk) == cp.rank ? half_of(chunk) * (T / 2) + t % (T / 2) : -1;
+    }
 };
 
 struct Mesh {

@@ -595,8 +595,6 @@ inline Preference preference_of(const TrainOptions& o) {
 inline void check_context_parallel_options(const TrainOptions& o) {
     if (o.context_parallel_size == 1) return;
     const std::string option = format("--context-parallel-size %d", o.context_parallel_size);
-    refuse_together(!o.eval_tasks.empty(), option, "--eval-tasks", "questions are not cut over ranks",
-                    "measure checkpoints with train_gpt eval --tasks");
     refuse_together(o.moe_expert_capacity_factor > 0, option, "--moe-expert-capacity-factor",
                     "a rank's drops would depend on its rows of a sample", "--moe-aux-loss-coeff 0.01 balances experts");
     refuse_together(o.nondeterministic_attention, option, "--nondeterministic-attention");
