@@ -661,7 +661,7 @@ static void classify(const Pass& p, int row, int rows, real loss_scale, real z_c
 // tensor parallelism every rank knows all losses; with context parallelism all compare whole answers, and the first rank counts.
 static void compare_answers(const Pass& p) {
     Activations& a = p.m.a;
-    const size_t N = (size_t)p.N();
+    const size_t N = (size_t)p.N(), T = (size_t)p.in.T;
     HostSide<real> weight(p.ctx, a.weight, N);
     if (!p.cut_context()) {
         HostSide<real> loss(p.ctx, a.loss, N);
@@ -675,10 +675,10 @@ static void compare_answers(const Pass& p) {
     gathered.download();
     std::vector<real> losses(cp.size * N), weights(cp.size * N);  // in the order of whole sequences
     for (int rank = 0; rank < cp.size; rank++)
-        for (size_t i = 0; i < N; i++) losses[p.in.whole_row(i, rank)] = gathered.data()[rank * N + i];
+        for (size_t i = 0; i < N; i++) losses[Zigzag{{cp.size, rank}}.row_of_batch(i, T)] = gathered.data()[rank * N + i];
     PreferenceSums counted_elsewhere;
     p.m.preference.compare(p.in.pairs, losses.data(), weights.data(), cp.rank == 0 ? a.pair_sums : counted_elsewhere);
-    for (size_t i = 0; i < N; i++) weight.data()[i] = weights[p.in.whole_row(i, cp.rank)];
+    for (size_t i = 0; i < N; i++) weight.data()[i] = weights[p.in.part.row_of_batch(i, T)];
     weight.upload();
 }
 

@@ -93,11 +93,8 @@ expect "FP8, cp 2" train 2 "context fp8 2" --seq-length 32 --fp8-format hybrid -
 expect "FP8, cp 2: one rank's losses" near_losses "context fp8" "context fp8 2" 8 0.02
 expect "FP8 with rows that are no multiple of 16: refused" refused train 2 x --fp8-format hybrid --cp 2 --micro-batch-size 1
 says "which" "a rank's rows (--micro-batch-size x --seq-length / --context-parallel-size)"
-expect "adapters on one rank" train 1 "context adapted" --model one --lora-rank 2
-expect "adapters, cp 2" train 2 "context adapted 2" --model one --lora-rank 2 --cp 2 --check-replicas 4
-expect "adapters, cp 2: one rank's losses" near "context adapted" "context adapted 2" 8
-expect "their dropout with cp: refused" refused train 2 x --cp 2 --model one --lora-rank 2 --lora-dropout 0.1
-says "why" "--context-parallel-size 2 is not available for dropout of adapters"
+expect "adapters on one rank" train 1 "context adapted" --model one --lora-rank 2 --lora-dropout 0.2
+layouts "adapters" "context adapted" adapted --model one --lora-rank 2 --lora-dropout 0.2 --check-replicas 4 -- "2 --cp 2" "4 --cp 2 --tp 2"
 # A sequence of 32,768 tokens, an eighth of it in each of two chunks of a rank.
 for i in $(seq 1 12); do sed "s/year/year $i/" text.txt; done >long.txt
 expect "prepare a long text" "$program" prepare --input long.txt --output long --tokenizer tok

@@ -57,7 +57,7 @@ struct Case {
 };
 
 // Whether the model's sequences can be cut over ranks (check_context_parallel).
-bool can_cut(const Case& k) { return !k.c.virtual_tokens.on() && !k.c.lora.on(); }
+bool can_cut(const Case& k) { return !k.c.virtual_tokens.on() && !(k.c.lora.on() && k.c.mixture.on()); }
 
 std::vector<Layout> layouts(int world, const std::string& what, size_t model, const Case& k) {
     if (what == "reference") return {{1, 1, 1, 1, true, 1, 1}};

@@ -115,11 +115,6 @@ struct MicroBatch {
     floatX* out() const { return x.back(); }
     int N() const { return B * T; }
     int whole_T() const { return T * part.cp.size; }
-    // The row in the micro-batch of whole sequences of row i of a rank of cp.
-    size_t whole_row(size_t i, int rank) const {
-        const Zigzag of_rank = {{part.cp.size, rank}};
-        return i / (size_t)T * (size_t)whole_T() + (size_t)of_rank.row((int)(i % (size_t)T), T);
-    }
     const int* documents() const { return masks_documents ? doc_start : nullptr; }
 };
 

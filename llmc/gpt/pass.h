@@ -96,29 +96,24 @@ struct Pass {
     Dropout dropout(double rate, int site) const { return dropout(rate, site, in.sample * in.whole_T() * m.c.C); }
     // Applies dropout to this rank's rows of the residual stream. out may be inp.
     void drop(floatX* out, const floatX* inp, const Dropout& of_samples) const {
-        const int C = m.c.C, begin = cut_rows() ? m.ranks->mesh.tp.rank * local_rows() : 0, end = begin + local_rows();
-        const int chunk = cut_context() ? in.T / 2 : end - begin;  // consecutive rows of the run
-        for (int row = begin, next = 0; row < end; row = next) {
-            next = cut_context() ? std::min(end, (row / chunk + 1) * chunk) : end;
-            const size_t in_run = in.whole_row((size_t)row, in.part.cp.rank), at = (size_t)(row - begin) * C;
-            be::dropout_forward(ctx, out + at, inp + at, (size_t)(next - row) * C, of_samples.from(in_run * C));
-        }
+        const int begin = cut_rows() ? m.ranks->mesh.tp.rank * local_rows() : 0;
+        RowDropout{of_samples, in.part, in.T}.forward(ctx, out, inp, begin, local_rows(), m.c.C);
     }
     Dropout hidden_dropout(const Linear& l) const {
         return dropout(m.c.hidden_dropout, (l.matrix == Matrix::proj ? 2 : 3) + 3 * layer(l.block));
     }
     // Dropout of the input of a layer's adapters: all rows, or all choices for fc2 of experts; this rank may have only some
     // columns.
-    Dropout adapter_dropout(const Linear& l) const {
+    RowDropout adapter_dropout(const Linear& l) const {
         const bool choices = l.lora->experts && l.matrix == Matrix::fc2;
         const size_t whole = (size_t)l.lora->whole_cols, rows = (size_t)(choices ? m.c.mixture.topk : 1);
-        const size_t first = (size_t)(in.sample * in.T) * rows * whole + (size_t)l.lora->first_col;
+        const size_t first = (size_t)(in.sample * in.whole_T()) * rows * whole + (size_t)l.lora->first_col;
         Dropout d = dropout(m.c.lora.dropout, 1 + 3 * m.c.L + 4 * layer(l.block) + (int)l.matrix, (int64_t)first);
         if ((size_t)l.in < whole) {
             d.draws.cols = (size_t)l.in;
             d.draws.whole_cols = whole;
         }
-        return d;
+        return {d, in.part, in.T};
     }
 };
 

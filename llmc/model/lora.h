@@ -248,6 +248,26 @@ inline int most_lora_rank(const ModelConfig& c) {
 
 // ---- computing --------------------------------------------------------------------------------------------------------------
 
+// Dropout of rows of sequences that may be cut over ranks (Zigzag): each rank drops what one rank would. `of_samples` begins with
+// the micro-batch of whole sequences; T: this rank's rows of each.
+struct RowDropout {
+    Dropout of_samples;
+    Zigzag part;
+    int T = 0;
+
+    bool on() const { return of_samples.rate > 0; }
+    // Of n rows from row `first` on, which out and inp begin with. out may be inp.
+    void forward(be::Ctx& ctx, floatX* out, const floatX* inp, int first, int n, int columns) const {
+        const bool cut = part.cp.size > 1;
+        for (int row = first, next = 0; row < first + n; row = next) {
+            next = cut ? std::min(first + n, (row / (T / 2) + 1) * (T / 2)) : first + n;  // in the same chunk
+            const size_t in_batch = cut ? part.row_of_batch((size_t)row, (size_t)T) : (size_t)row,
+                         at = (size_t)(row - first) * columns;
+            be::dropout_forward(ctx, out + at, inp + at, (size_t)(next - row) * columns, of_samples.from(in_batch * columns));
+        }
+    }
+};
+
 // The adapters on this rank's layers, and the memory in which they are computed, one layer after another.
 class Lora {
 public:
@@ -292,7 +312,7 @@ public:
 
     // out += scale (D(x) A^T) B^T
     void forward(be::Ctx& ctx, const LoraLayer& l, floatX* out /*(N, OC)*/, const floatX* x /*(N, IC)*/, int N,
-                 const Dropout& dropout) const {
+                 const RowDropout& dropout) const {
         const int OC = l.rows.OC, width = l.rows.width();
         project(ctx, l, x, N, dropout);
         add_in_pieces(ctx, out, N, OC, [&](size_t row, int n) {
@@ -301,7 +321,7 @@ public:
     }
     // Sets or adds the gradients of A and B, and keeps dt for backward_input.
     void backward_weight(be::Ctx& ctx, const LoraLayer& l, const floatX* dout /*(N, OC)*/, const floatX* x /*(N, IC)*/, int N,
-                         const Dropout& dropout, Acc acc) const {
+                         const RowDropout& dropout, Acc acc) const {
         const int OC = l.rows.OC, width = l.rows.width();
         const floatX* inp = project(ctx, l, x, N, dropout);
         be::linear_backward_weight(ctx, dwide_, nullptr, dout, t_, N, width, OC, Acc::Set);
@@ -310,17 +330,17 @@ public:
         be::linear_backward_weight(ctx, l.da, nullptr, dt_, inp, N, l.IC, width, acc);
     }
     // dx += D(dt A)
-    void backward_input(be::Ctx& ctx, const LoraLayer& l, floatX* dx /*(N, IC)*/, int N, const Dropout& dropout) const {
+    void backward_input(be::Ctx& ctx, const LoraLayer& l, floatX* dx /*(N, IC)*/, int N, const RowDropout& dropout) const {
         const int width = l.rows.width();
         add_in_pieces(ctx, dx, N, l.IC, [&](size_t row, int n) {
             be::linear_backward_input(ctx, some_, dt_ + row * width, l.a, n, l.IC, width);
-            if (dropout.rate > 0) be::dropout_forward(ctx, some_, some_, (size_t)n * l.IC, dropout.from(row * (size_t)l.IC));
+            if (dropout.on()) dropout.forward(ctx, some_, some_, (int)row, n, l.IC);
         });
     }
 
     // The same for the adapters of experts. x: all rows and their choices, or slots; dropout: of the rows, or of choices.
     void experts_forward(be::Ctx& ctx, const LoraLayer& l, floatX* out /*(slots, OC)*/, const ExpertRows& x /*(slots, IC)*/,
-                         const Routing& routing, const MixtureShape& shape, const Dropout& dropout) const {
+                         const Routing& routing, const MixtureShape& shape, const RowDropout& dropout) const {
         const int width = l.rows.width();
         project_experts(ctx, l, x, routing, shape, dropout);
         be::expert_linear_forward(ctx, out, {t_}, wide_, {}, routing.groups(shape), width, l.rows.OC, Acc::Add);
@@ -328,7 +348,7 @@ public:
     // Both parts of backward; dx must be the gradient through the frozen matrices.
     void experts_backward(be::Ctx& ctx, const LoraLayer& l, floatX* dx /*(slots, IC)*/, const ExpertRows& dout /*(slots, OC)*/,
                           const ExpertRows& x /*(slots, IC)*/, const Routing& routing, const MixtureShape& shape,
-                          const Dropout& dropout, Acc acc) const {
+                          const RowDropout& dropout, Acc acc) const {
         const int OC = l.rows.OC, width = l.rows.width(), E = l.rows.experts;
         const ExpertGroups groups = routing.groups(shape);
         const ExpertRows inp = project_experts(ctx, l, x, routing, shape, dropout);
@@ -336,10 +356,10 @@ public:
         be::lora_collect(ctx, l.db, dwide_, l.rows, l.scale, acc);
         be::expert_linear_backward_input(ctx, dt_, dout, wide_, groups, width, OC, Acc::Set);
         be::expert_linear_backward_weight(ctx, {l.da, 0, E * width}, {dt_}, inp, groups, l.IC, width, acc);
-        const bool drops = dropout.rate > 0;
+        const bool drops = dropout.on();
         be::expert_linear_backward_input(ctx, drops ? dropped_ : dx, {dt_}, l.a, groups, l.IC, width,
                                          drops ? Acc::Set : Acc::Add);
-        if (drops) be::expert_dropout(ctx, dx, dropped_, places(x, routing), groups, l.IC, dropout, Acc::Add);
+        if (drops) be::expert_dropout(ctx, dx, dropped_, places(x, routing), groups, l.IC, dropout.of_samples, Acc::Add);
     }
 
 private:
@@ -349,21 +369,23 @@ private:
     }
     // t = D(x) A^T of experts, and their scaled block-diagonal matrices of all B. Returns D(x).
     ExpertRows project_experts(be::Ctx& ctx, const LoraLayer& l, const ExpertRows& x, const Routing& routing,
-                               const MixtureShape& shape, const Dropout& dropout) const {
+                               const MixtureShape& shape, const RowDropout& dropout) const {
         ExpertRows inp = x;
-        if (dropout.rate > 0) {
+        if (dropout.on()) {
             inp.x = dropped_;
-            if (x.choices) be::dropout_forward(ctx, dropped_, x.x, (size_t)shape.N() * l.IC, dropout);
-            else be::expert_dropout(ctx, dropped_, x.x, places(x, routing), routing.groups(shape), l.IC, dropout, Acc::Set);
+            if (x.choices) dropout.forward(ctx, dropped_, x.x, 0, shape.N(), l.IC);
+            else
+                be::expert_dropout(ctx, dropped_, x.x, places(x, routing), routing.groups(shape), l.IC, dropout.of_samples,
+                                   Acc::Set);
         }
         be::expert_linear_forward(ctx, t_, inp, l.a, {}, routing.groups(shape), l.IC, l.rows.width(), Acc::Set);
         be::lora_spread(ctx, wide_, l.b, l.rows, l.scale);
         return inp;
     }
     // t = D(x) A^T, and the scaled block-diagonal matrix of all B. Returns D(x).
-    const floatX* project(be::Ctx& ctx, const LoraLayer& l, const floatX* x, int N, const Dropout& dropout) const {
-        const floatX* inp = dropout.rate > 0 ? dropped_ : x;
-        if (dropout.rate > 0) be::dropout_forward(ctx, dropped_, x, (size_t)N * l.IC, dropout);
+    const floatX* project(be::Ctx& ctx, const LoraLayer& l, const floatX* x, int N, const RowDropout& dropout) const {
+        const floatX* inp = dropout.on() ? dropped_ : x;
+        if (dropout.on()) dropout.forward(ctx, dropped_, x, 0, N, l.IC);
         be::linear_forward(ctx, t_, inp, l.a, nullptr, N, l.IC, l.rows.width());
         be::lora_spread(ctx, wide_, l.b, l.rows, l.scale);
         return inp;

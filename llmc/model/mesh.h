@@ -38,6 +38,8 @@ struct Zigzag {
         const int half = t >= T / 2;
         return (chunk_of_half(half) - half) * (T / 2) + t;
     }
+    // The same for row i of several sequences, of which this rank has T rows each.
+    size_t row_of_batch(size_t i, size_t T) const { return i / T * T * (size_t)cp.size + (size_t)row((int)(i % T), (int)T); }
     // The reverse: which of this rank's T is row t of a cut sequence; -1: it is another rank's.
     int row_here(int t, int T) const {
         const int chunk = t / (T / 2);
@@ -156,6 +158,16 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
             (long long)rows, tp);
 }
 
+// For layouts in which a rank's choices of experts are not consecutive choices of the run, from which their dropout is drawn.
+inline void refuse_dropout_of_experts(const ModelConfig& c, const std::string& option) {
+    for (const std::string& module : c.lora.modules)
+        if (module.find(".experts.") != std::string::npos && c.lora.dropout > 0)
+            fail_usage(
+                "%s: --lora-dropout is not available with it for adapters on experts, such as %s; HINT: --lora-dropout 0, or "
+                "--lora-targets without experts' matrices",
+                option.c_str(), module.c_str());
+}
+
 // Rejects sequences that cannot be cut over `cp` ranks, with experts on `ep` ranks.
 inline void check_context_parallel(const ModelConfig& c, int cp, int ep, int64_t rows) {
     if (cp == 1) return;
@@ -168,9 +180,9 @@ inline void check_context_parallel(const ModelConfig& c, int cp, int ep, int64_t
             "%s with --expert-model-parallel-size %d, which does not divide it: then ranks of different samples share experts; "
             "HINT: a divisor of %d",
             option.c_str(), ep, cp);
-    for (const auto& [on, what] : {std::pair(c.virtual_tokens.on(), "virtual tokens (--prompt-tokens)"),
-                                   {c.lora.on() && c.lora.dropout > 0, "dropout of adapters (--lora-dropout)"}})
-        if (on) fail_usage("%s is not available for %s yet; HINT: omit it", option.c_str(), what);
+    if (c.virtual_tokens.on())
+        fail_usage("%s is not available for virtual tokens (--prompt-tokens) yet; HINT: omit it", option.c_str());
+    refuse_dropout_of_experts(c, option);
 }
 
 // Rejects a model whose experts cannot be spread over `ep` ranks.
@@ -181,12 +193,7 @@ inline void check_expert_parallel(const ModelConfig& c, int ep) {
     if (c.mixture.experts % ep)
         fail_usage("--expert-model-parallel-size %d does not divide the model's %d experts; HINT: choose a divisor of %d", ep,
                    c.mixture.experts, c.mixture.experts);
-    for (const std::string& module : c.lora.modules)
-        if (module.find(".experts.") != std::string::npos && c.lora.dropout > 0)
-            fail_usage(
-                "--expert-model-parallel-size %d: --lora-dropout is not available with it for adapters on experts, such as %s; "
-                "HINT: --lora-dropout 0, or --lora-targets without experts' matrices",
-                ep, module.c_str());
+    refuse_dropout_of_experts(c, format("--expert-model-parallel-size %d", ep));
 }
 
 // The fraction of rows that choose an expert of a given one of `ep` ranks, if each choice of experts is equally likely.
