@@ -236,3 +236,16 @@ mkdir spaced
 python3 -c 'import json, sys; json.dump(json.load(open(sys.argv[1])), open("spaced/tokenizer.json", "w"), indent=7)' given-run/latest/tokenizer.json
 expect "the model's own, written otherwise" "$program" train --model given-run/latest --tokenizer spaced --data-path data --seq-length 32 --train-iters 1 --eval-iters 0 --out spaced-run
 expect "keeps what the model came with" cmp given-run/latest/generation_config.json spaced-run/latest/generation_config.json
+
+# ---- values that are allowed and hardly ever meant ----
+unusual() {
+    expect "$1: allowed" run plan gpt2 --dry-run "${@:3}"
+    says "$1: with a warning" "^warning: .*$2"
+}
+unusual "a high learning rate" "lr 2 is above 0.1" --lr 2
+unusual "a strong weight decay" "takes 300% off the weights in each update" --weight-decay 1000
+unusual "wide initial weights" "init-method-std 100 is above 1" --init-method-std 100
+unusual "an endless validation" "eval-iters 1,000,000,000 batches, and training only --eval-interval 6" --eval-iters 1B
+unusual "more threads than CPUs" "threads [0-9]* on .* CPUs* that this process may use" --threads $((5 * $(nproc)))
+expect "usual values" run plan gpt2 --dry-run
+expect "have no warning" refused grep warning out.txt

@@ -17,6 +17,7 @@
 #include "../base/table.h"
 #include "../base/terminal.h"
 #include "../base/text.h"
+#include "../cpu/threads.h"
 #include "../data/dataloader.h"
 #include "../tokenizer/tokenizer.h"
 #include "../model/model_config.h"
@@ -159,6 +160,34 @@ inline void check_recomputation(const TrainOptions& o) {
             others, policy, counted(o.recompute_num_layers, "layer").c_str());
 }
 
+// Values that are allowed, as experiments may need them, but are hardly ever meant.
+inline void warn_of_unusual_values(const TrainOptions& o) {
+    const auto warn = [](bool unusual, const std::string& why) {
+        if (unusual) print_line(stderr, "warning: " + why);
+    };
+    warn(o.adam_eps > 1e-7,
+         format("--adam-eps %g is above 1e-7; an early LLM-jp 172B, trained with 1e-5, was published as its failure",
+                o.adam_eps));
+    warn(o.lr > 0.1,
+         format("--lr %g is above 0.1: an update moves a weight by about this much, and weights start at about 0.02; "
+                "HINT: 1e-4 to 6e-3 are usual",
+                o.lr));
+    const double decay = std::max(o.weight_decay, o.end_weight_decay.value_or(0));
+    warn(o.lr * decay > 0.1, format("--lr %g times --weight-decay %g takes %.3g%% off the weights in each update; HINT: "
+                                    "--weight-decay 0.1 is usual",
+                                    o.lr, decay, 100 * o.lr * decay));
+    warn(o.init_method_std.value_or(0) > 1,
+         format("--init-method-std %g is above 1; HINT: 0.02 is usual", o.init_method_std.value_or(0)));
+    warn(o.eval_iters / 10 > o.eval_interval,
+         format("a validation reads --eval-iters %s batches, and training only --eval-interval %s before the next: most of the "
+                "time goes to validation",
+                with_commas(o.eval_iters).c_str(), with_commas(o.eval_interval).c_str()));
+    if (be::memory_is_host)
+        warn(o.threads > 4 * (int)cpu::usable_cpus().size(),
+             format("--threads %d on %s that this process may use: threads wait for each other; HINT: omit it", o.threads,
+                    counted((int)cpu::usable_cpus().size(), "CPU").c_str()));
+}
+
 inline void adjust_options(Run& run) {
     TrainOptions& o = run.o;
     run.ctx.plain = o.plain;
@@ -175,11 +204,7 @@ inline void adjust_options(Run& run) {
                  "a file whose name ends with .prom, which is replaced");
     offloads_optimizer(o);  // rejects it with some optimizers
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
-    if (o.adam_eps > 1e-7 && run.main_rank())
-        print_line(stderr,
-                   format("warning: --adam-eps %g is above 1e-7; an early LLM-jp 172B, trained with 1e-5, was published "
-                          "as its failure",
-                          o.adam_eps));
+    if (run.main_rank()) warn_of_unusual_values(o);
 }
 
 inline void find_checkpoint(Run& run) {
@@ -295,6 +320,7 @@ inline void set_up_model(Run& run) {
 inline void check_options_of_plan(const Run& run) {
     const TrainOptions& o = run.o;
     refuse_without(o.json && !o.dry_run, "--json", "--dry-run", "a run's figures are lines of JSON in " + o.out + "/log.jsonl");
+    refuse_without(o.expert_imbalance > 1 && !run.c.mixture.on(), "--expert-imbalance", "a mixture of experts");
     refuse_without(o.world && !o.dry_run, "--world", "--dry-run", format("mpirun -n %d starts a run of that size", o.world));
     if (o.world && run.world.size() > 1) fail_usage("--world plans without starting ranks; HINT: omit mpirun");
     const int tp = o.tensor_model_parallel_size, virtual_tokens = run.c.virtual_tokens.count;
