@@ -202,6 +202,17 @@ written() { "$program" generate --model "$1" --prompt "the quick" --max-new-toke
 status "export" 0 "$program" export --model "my run" --gguf model.gguf
 says "export: what it wrote" "^model.gguf: .*iB of architecture gpt2, bf16, tokenizer included$"
 status "import" 0 "$program" import --gguf model.gguf --out imported/
+status "inspect of a GGUF file" 0 "$program" inspect model.gguf
+says "inspect of a GGUF file: its model" "family  *gpt2"
+says "inspect of a GGUF file: its types" "tensors of type BF16"
+status "rows that are no blocks of Q4_K" 0 "$program" export --model "my run" --gguf small.gguf --type q4_k_m
+says "rows that are no blocks of Q4_K: a note" "note: .* are in Q8_0 or F16: their rows are no multiples of 256"
+status "half the name of a type" 2 "$program" export --model "my run" --gguf small2.gguf --type q4_k
+says "half the name of a type: the whole" "did you mean q4_k_m?"
+status "--gguf of a command that reads models" 2 "$program" generate --gguf model.gguf
+says "--gguf of a command that reads models: --model" "a GGUF file is a model as any other: --model FILE.gguf"
+status "a GGUF file without an option" 2 "$program" eval model.gguf text.txt
+says "a GGUF file without an option: --model" "did you mean --model model.gguf --text text.txt?"
 expect "import: the model writes the same text" test "$(written "my run")" == "$(written imported)"
 status "inspect an imported model" 0 "$program" inspect imported
 cp model.gguf first.gguf

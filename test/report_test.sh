@@ -240,4 +240,7 @@ expect "as JSON" "$program" runs list --json
 says "with exact numbers" '"valid_loss": 1.75'
 mkdir bare
 no "a folder without runs" "there are no runs in bare" "$program" runs bare
+expect "a run by its log" "$program" runs list/b/log.jsonl
+says "is its folder" "^list/b  *no news "
+no "a file instead of a folder" "lost.txt is a file; HINT: give the folder of a run" bash -c "echo >lost.txt; exec '$program' runs lost.txt"
 no "a folder that does not exist" "there is no folder lost" "$program" runs lost

@@ -21,10 +21,14 @@ inline size_t edit_distance(const std::string& a, const std::string& b) {
     return d[a.size()][b.size()];
 }
 
-// Names close to `given`: misspelled in at most one letter of four, else those that contain it.
+// Names close to `given`: of which it is the start up to an underscore, else misspelled in at most one letter of four, else those
+// that contain it.
 inline std::vector<std::string> similar_names(const std::string& given, const std::vector<std::string>& names) {
     std::vector<std::string> found;
     if (given.size() < 3 || given.size() > 100) return found;
+    for (const std::string& name : names)
+        if (name.compare(0, given.size() + 1, given + "_") == 0) found.push_back(name);
+    if (!found.empty()) return found;
     size_t least = (given.size() + 3) / 4;
     for (const std::string& name : names) {
         const size_t d = edit_distance(given, name);

@@ -77,6 +77,23 @@ inline void find_ends(GgufTokenizer& t, const std::string& dir) {
     }
 }
 
+// Rows that are not whole blocks of the type have another one, so that the file is larger than it says.
+inline void note_other_types(const ModelConfig& c, const GgufArchitecture& a, const ParameterTable& table,
+                             const GgufFileType& type) {
+    const int block = (int)gguf_type(type.most).elements;
+    int64_t matrices = 0, others = 0;
+    for (const TensorSpec& spec : table.rows)
+        for (const GgufPart& part : gguf_parts(c, a, spec)) {
+            if (gguf_type_of(c, spec, part.name, type) == GgufType::F32) continue;
+            matrices++;
+            others += spec.whole_cols % block != 0;
+        }
+    if (others > 0)
+        print_line(stderr,
+                   format("note: %s of %s are in Q8_0 or F16: their rows are no multiples of %d, the numbers in a block of %s",
+                          with_commas(others).c_str(), counted(matrices, "matrix", "matrices").c_str(), block, type.word));
+}
+
 inline void write_gguf(const std::string& path, const ModelConfig& c, const GgufArchitecture& a, const GgufFileType& type,
                        const GgufTokenizer& tokenizer, const TensorSource& source, const std::string& name) {
     const ParameterTable table(c);
@@ -104,6 +121,7 @@ inline void write_gguf(const std::string& path, const ModelConfig& c, const Gguf
         all.back().part.name = "output.weight";
         all.back().type = gguf_type_of(c, table.rows[0], "output.weight", type);
     }
+    note_other_types(c, a, table, type);
     for (const Written& w : all) header.add_tensor(w.part.name, w.type, w.part.shape(*w.spec));
     const bool scaled = c.rope_scaling.type == RopeScaling::Type::llama3;
     const std::vector<float> factors = scaled ? rope_factors(c) : std::vector<float>{};

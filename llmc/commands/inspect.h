@@ -1,6 +1,6 @@
 // `train_gpt inspect PATH` describes a directory of a model or of adapters, or a checkpoint (and verifies every checksum), a
 // run's output directory (its checkpoints, the newest in full), prepared data (.bin/.idx or llm.c's shards), a tokenizer.json
-// or a .safetensors file. Exit status 1 if anything is damaged.
+// or a .safetensors or .gguf file. Exit status 1 if anything is damaged.
 #pragma once
 #include <map>
 #include <optional>
@@ -15,18 +15,22 @@
 
 namespace detail {
 
+using TensorsByType = std::map<std::string, std::pair<int64_t, size_t>>;  // type -> tensors, bytes
+inline void describe_types(Table& table, const TensorsByType& by_type) {
+    for (const auto& [type, sum] : by_type) {
+        table.row("tensors of type " + type, format("%lld, %s", (long long)sum.first, human_bytes((double)sum.second).c_str()));
+        table.exact({{"tensors", sum.first}, {"bytes", sum.second}});
+    }
+}
 inline void describe_tensors(Table& table, const SafetensorsReader& file, bool each) {
-    std::map<std::string, std::pair<int64_t, size_t>> by_type;  // type -> tensors, bytes
+    TensorsByType by_type;
     std::map<std::string, const TensorView*> sorted;
     for (const auto& [name, t] : file.tensors()) {
         by_type[t.dtype].first++;
         by_type[t.dtype].second += t.bytes;
         sorted[name] = &t;
     }
-    for (const auto& [type, sum] : by_type) {
-        table.row("tensors of type " + type, format("%lld, %s", (long long)sum.first, human_bytes((double)sum.second).c_str()));
-        table.exact({{"tensors", sum.first}, {"bytes", sum.second}});
-    }
+    describe_types(table, by_type);
     if (!each) return;
     table.section("Tensors");
     for (const auto& [name, t] : sorted) table.row(name, t->dtype + " " + shape_string(t->shape));
@@ -118,8 +122,7 @@ inline void describe_state(Table& table, const TrainingState& s) {
             }
 }
 
-inline void describe_parameters(Table& table, const std::string& dir) {
-    const ModelConfig c = read_config(dir);
+inline void describe_parameters(Table& table, const ModelConfig& c, const std::string& dir) {
     check_config(c);
     const ParameterTable parameters(c);
     table.row("family", c.family);
@@ -137,8 +140,26 @@ inline void describe_parameters(Table& table, const std::string& dir) {
         table.row("experts", mixture_in_words(c));
         table.exact(mixture_in_json(c));
     }
+    if (is_gguf_file(dir)) return;
     if (const std::string keys = unknown_keys_of(dir); !keys.empty()) table.row("keys without effect", keys);
     describe_tensors(table, SafetensorsReader::open(dir), false);
+}
+// A model in a GGUF file, and its tensors by type.
+inline bool inspect_gguf(Table& table, const std::string& path) {
+    const GgufModel& model = *gguf_model_in(path);
+    table.section("Model " + path);
+    describe_parameters(table, model.c, path);
+    TensorsByType by_type;
+    for (const GgufTensor& t : model.file.tensors()) {
+        const GgufTypeRow& type = gguf_type(t.type);
+        auto& [tensors, bytes] = by_type[type.name];
+        tensors++;
+        bytes += t.elements / type.elements * type.bytes;
+    }
+    describe_types(table, by_type);
+    const GgufTokenizer tokenizer = read_gguf_tokenizer(model.file.metadata(), path);
+    table.row("tokenizer", tokenizer.model.empty() ? "none" : counted((int64_t)tokenizer.tokens.size(), "token"));
+    return true;
 }
 inline void describe_adapters(Table& table, const std::string& dir) {
     const nlohmann::ordered_json config = read_json(dir + adapter_config_file);
@@ -159,7 +180,8 @@ inline bool inspect_model(Table& table, const std::string& dir, bool verified = 
     try {
         const bool adapters = is_adapter(dir), checkpoint = file_exists(state_file(dir));
         table.section((checkpoint ? "Checkpoint " : adapters ? "Adapters " : "Model ") + dir);
-        (adapters ? describe_adapters : describe_parameters)(table, dir);
+        if (adapters) describe_adapters(table, dir);
+        else describe_parameters(table, read_config(dir), dir);
         if (checkpoint) describe_state(table, read_state(dir));
     } catch (const Unsupported& e) {
         table.row("not supported", e.what());
@@ -303,6 +325,7 @@ inline int inspect_command(const InspectOptions& o) {
         intact = detail::inspect_run(table, path.string());
     else if (is_folder(path.string()) ? !tokenizer_file_in(path.string()).empty() : path.extension() == ".model")
         intact = detail::inspect_tokenizer(table, path.string());
+    else if (is_gguf_file(path.string())) intact = detail::inspect_gguf(table, path.string());
     else if (path.extension() == ".json" && path.stem().extension() != ".meta")
         intact = detail::inspect_tokenizer(table, path.string());
     else if (path.extension() == ".safetensors") {
@@ -317,7 +340,7 @@ inline int inspect_command(const InspectOptions& o) {
     } else
         fail(
             "cannot inspect %s: it is not a directory of a model or adapters, a run's output directory, PREFIX of .bin/.idx, "
-            "a tokenizer.json, tokenizer.model or a .safetensors file",
+            "a tokenizer.json, tokenizer.model, a .safetensors or a .gguf file",
             o.path.c_str());
     refuse_without(!o.tokenizer.empty() && !is_data, "--tokenizer", "prepared data, which " + o.path + " is not");
     if (o.json) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/file.h"
 #include "../base/json.h"
 #include "../base/similar.h"
 #include "../base/terminal.h"
@@ -86,9 +87,11 @@ inline std::string aligned(const std::vector<Strings>& rows) {
 inline int runs_command(const RunsOptions& o) {
     using namespace detail;
     std::vector<ListedRun> runs;
-    for (const std::string& folder : o.folders.empty() ? Strings{"."} : o.folders) {
-        if (!std::filesystem::is_directory(folder))
-            fail("there is no folder %s%s", folder.c_str(), did_you_mean_path(folder).c_str());
+    for (const std::string& given : o.folders.empty() ? Strings{"."} : o.folders) {
+        const auto [parent, name] = folder_and_name(given);
+        const std::string& folder = name == "log.jsonl" && is_regular(given) ? parent : given;
+        if (is_regular(folder)) fail("%s is a file; HINT: give the folder of a run, or of several", folder.c_str());
+        if (!is_folder(folder)) fail("there is no folder %s%s", folder.c_str(), did_you_mean_path(folder).c_str());
         find_runs(folder, 3, runs);
     }
     const auto key = [&](const ListedRun& run) {

@@ -211,7 +211,7 @@ class GgufReader {
 public:
     explicit GgufReader(const std::string& path) : file_(path), data_(file_.data()), size_(file_.size()) {
         if (size_ < 24 || std::string_view(data_, 4) != "GGUF")
-            fail("%s is not a GGUF file; HINT: --gguf takes a file of llama.cpp", path.c_str());
+            fail("%s is not a GGUF file; HINT: give a file of llama.cpp, or download it again", path.c_str());
         at_ = 4;
         const auto version = number<uint32_t>();
         if (version && (version & 0xffff) == 0)

@@ -689,7 +689,7 @@ inline Allowed one_of(Strings choices) {
 #define INSPECT_OPTIONS(X)                                                                                          \
     X(std::string, path, "", "", word("PATH"), "What",                                                              \
       "model directory or name in Hugging Face's cache, output directory of a run, prepared data, tokenizer.json, " \
-      "tokenizer.model or .safetensors file; the option's name may be omitted")                                     \
+      "tokenizer.model, .safetensors or .gguf file; the option's name may be omitted")                              \
     X(std::string, tokenizer, "", "", word("DIR"), "What",                                                          \
       "tokenizer that shows the first texts of prepared data; default: the one that made the data")                 \
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")

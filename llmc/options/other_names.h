@@ -267,6 +267,7 @@ inline const OtherName other_names[] = {
     {"export", "checkpoint ckpt checkpoint-dir model-path model-dir model-name-or-path -m",
      "the model\'s directory, or a run\'s, is --model"},
     {"import", "input file model model-path -m", "the file to read is --gguf FILE"},
+    {"train tune sweep eval generate serve", "gguf gguf-file", "a GGUF file is a model as any other: --model FILE.gguf"},
     {"import", "outfile output output-dir out-dir -o", "the directory to write is --out"},
     {"report", "out out-file outfile html -o", "the page to write is --output FILE"},
     {"report", "run dir logdir log-dir input", "the runs are named without an option: train_gpt report RUN ..."},
@@ -305,11 +306,11 @@ inline std::string meant_by(const std::string& command, const Strings& words, bo
             for (const Preset& p : presets())
                 if (word == p.name) return "--preset " + word;
             if (fs::exists(word + ".bin", error)) return "--data-path " + word;
-            return folder ? "--model " + word : "";
+            return folder || ends(word, ".gguf") ? "--model " + word : "";
         }
         if (command == "import")
             return fs::is_regular_file(word, error) || ends(word, ".gguf") ? "--gguf " + word : "--out " + word;
-        if (command == "export" && ends(word, ".gguf")) return "--gguf " + word;
+        if (ends(word, ".gguf")) return (command == "export" ? "--gguf " : "--model ") + word;
         if (command == "eval" && ends(word, ".jsonl")) return "--tasks " + word;
         if (command == "eval" && fs::exists(word + ".bin", error)) return "--data-path " + word;
         if (command == "eval" && (ends(word, ".txt") || fs::is_regular_file(word, error))) return "--text " + word;

@@ -202,7 +202,10 @@ inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::st
     const std::string names = chat_template_names();
     if (!name.empty()) {
         if (const ChatTemplate* t = chat_template_called(name)) return *t;
-        fail_usage("--chat-template is '%s'; the templates are %s", name.c_str(), names.c_str());
+        fail_usage(
+            "--chat-template is '%s'; the templates are %s; HINT: without --chat-template, a template of your own is used, if it "
+            "is chat_template.jinja next to the tokenizer",
+            name.c_str(), names.c_str());
     }
     std::string place = adapter, jinja = adapter.empty() ? "" : jinja_template_of(adapter);
     if (jinja.empty()) {
