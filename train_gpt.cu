@@ -178,12 +178,14 @@ void initialize(be::Ctx& ctx, Model& m, uint64_t seed, bool only_routers) {
             else
                 w.constant = t.init == Init::ones ? (real)factor : t.init == Init::gain_less_one ? (real)(factor - 1) : real(0);
             const size_t first = (size_t)block.row * t.cols, begin = t.offset + first, size = (size_t)block.rows * t.cols;
-            be::initialize_weights(ctx, t.quantized() ? m.a.dequantized + first : m.model_params() + begin, nullptr, w, 0,
-                                   size);
-            if (m.master_low_bits && !m.frozen)
-                m.shards.for_each_part(begin, size, [&](size_t from, size_t shard, size_t n) {
-                    be::initialize_weights(ctx, m.params + begin + from, m.master_low_bits + shard, w, from, n);
-                });
+            if (!m.shards.cut_params)
+                be::initialize_weights(ctx, t.quantized() ? m.a.dequantized + first : m.model_params() + begin, nullptr, w, 0,
+                                       size);
+            if (m.frozen || (!m.master_low_bits && !m.shards.cut_params)) continue;
+            m.shards.for_each_part(begin, size, [&](size_t from, size_t shard, size_t n) {
+                LowerHalf* const lower = m.master_low_bits ? m.master_low_bits + shard : nullptr;
+                be::initialize_weights(ctx, m.own_weights(begin + from, shard), lower, w, from, n);
+            });
         }
         if (t.quantized()) quantize_tensor(ctx, m, t, m.a.dequantized);
     }
@@ -569,6 +571,7 @@ static void block_backward(const Pass& p, int i) {
     floatX *dx = p.m.a.dx, *dnorm = p.m.a.dnorm, *datt = p.m.a.datt, *dqkv = p.m.a.dqkv, *dbranch = p.m.a.branch_out;
     real* const dfc2_bias = i > 0 ? p.summed_bias(p.m.blocks[(size_t)block - 1].fc2()) : nullptr;  // preceding block's
     const floatX* norm2_inp = p.m.c.parallel() ? s.x : s.mid;
+    p.need_block_backward(i);
     recompute_block(p, i);
     begin_block(p, block);
 
@@ -603,6 +606,7 @@ void embed_forward(const Pass& p) {
     const Model& m = p.m;
     const ModelConfig& c = m.c;
     floatX* embedded = c.embedding_norm ? p.in.embedded : p.in.x[0];
+    p.need_embedding();
     be::embedding_forward(p.ctx, partial_sum(p, embedded), p.in.tokens, p.in.positions, m.p.wte, on_first_tp_rank(p, m.p.wpe),
                           p.N(), c.C, m.local.vocabulary());
     if (!p.in.virtual_rows.empty() && m.ranks->mesh.tp.rank == 0)
@@ -711,6 +715,7 @@ void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     Model& m = p.m;
     Activations& a = m.a;
     const int N = p.N(), C = m.c.C;
+    p.need_head();
     final_norm_forward(p, p.in.out());
     const floatX* normed = gather_from_sequence_parallel(p, a.final_norm, p.local_rows(), C);
     floatX* dnormed = partial_sum(p, a.dnorm);
@@ -755,6 +760,7 @@ static void model_forward(const Pass& p, Need need) {
     for (int i = 0; i < (int)p.in.blocks.size(); i++) {
         const int block = p.in.first_block + i;
         need(p.m.table.begin_of_block(block + 1));
+        p.need_block_forward(i);
         prepare_weights(p, block);
         block_forward(p, i);
     }
@@ -845,7 +851,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
 static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
     if (m.sharded_grads.used()) {
-        m.sharded_grads.overlap = !t.o.no_overlap;
+        m.sharded_grads.overlap = m.sharded_params.overlap = !t.o.no_overlap;
         const bool done = run_micro_batches(t, global_batch, loss_scale, [](int) {});
         finish_sections(t.ctx, m);
         return done;
@@ -886,6 +892,7 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
     const int64_t step = t.state.updates + 1;
     const uint64_t rounding = rounding_key((uint64_t)o.seed, step);
     const auto updated = [&](const Bucket& b) { t.gatherer.start(b, m.params); };
+    m.sharded_params.drop(t.ctx);
     const bool lion = m.optimizer->value == OptimizerKind::lion;
     const double beta1 = lion ? o.lion_beta1 : o.adam_beta1, beta2 = lion ? o.lion_beta2 : o.adam_beta2;
     update_elementwise(t.ctx, m, {lr, beta1, beta2, o.adam_eps, weight_decay, grad_scale, step, rounding}, updated);
@@ -999,9 +1006,13 @@ std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const Data
             const Axis& ranks = own ? mesh.samples : mesh.edp;
             const int64_t first_of_rank = first_of_all + ranks.rank * m.a.B;
             first_of_all += ranks.size * m.a.B;
-            if (first_of_rank >= n_samples) continue;
+            if (first_of_rank >= n_samples) {
+                gather_only(ctx, m, i);
+                continue;
+            }
             data.gather(&samples[first_of_rank], (int)std::min<int64_t>(m.a.B, n_samples - first_of_rank), batch);
             forward_only(ctx, m, links, mesh.cp.size > 1 ? batch.cut(mesh.cp) : batch, own, i, [&](const Pass& pass) {
+                pass.need_head();
                 if (!own && mesh.ep.rank > 0) return;  // the first one counts them
                 head(pass, 0, 0, false);
                 if (compared) compared(pass.in.pairs);
@@ -1093,6 +1104,7 @@ static void training_loop(Run& run, Trainer& t, TrainingLoop& loop, TrainingLog&
         const Decision now = loop.decide(*stats);
         stop = after_step(t.finished(), now);
     }
+    t.m.sharded_params.drop(t.ctx);
     loop.finish();
 }
 

@@ -70,10 +70,31 @@ layouts "ZeRO-2, many options" many "many sharded" --zero 2 "${many[@]}" -- "4 -
 for stage in 1 2; do expect "ZeRO-$stage, biases" train 2 "biases $stage" --zero $stage --no-disable-bias-linear; done
 expect "ZeRO-2 adds the gradients of biases over micro-batches" near_losses "biases 1" "biases 2" 8 0.001
 rm -rf biases\ *
+# ZeRO-3: nor whole parameters. It has ZeRO-2's bits, whatever is gathered when.
+layouts "ZeRO-3" one gathered --zero 3 --check-replicas 4 -- "2" "4 --tp 2 --resume one/step_00000003 --sample-interval 4" "4 --pp 2 --vpp 2 --main-grads-dtype bf16" "2 --cp 2"
+for options in "--recompute full --ema-decay 0.9" "--tp 2" "--no-overlap --optimizer muon --no-untie-embeddings-and-output-weights" \
+    "--pp 2 --optimizer lion --no-untie-embeddings-and-output-weights --no-disable-bias-linear"; do
+    ranks=$([[ $options == *-?p\ * ]] && echo 4 || echo 2)
+    # shellcheck disable=SC2086
+    for stage in 2 3; do expect "ZeRO-$stage, $options" train "$ranks" "stage $stage" --zero $stage "${many[@]}" $options; done
+    expect "the same losses" near_losses "stage 2" "stage 3" 8 0
+    expect "the same checkpoints" diff -rq --exclude=state.json --exclude=events "stage 2/latest/training" "stage 3/latest/training"
+    rm -rf stage\ *
+done
+expect "one rank resumes ZeRO-3" train 1 "gathered one" --resume "gathered 2/step_00000003"
+expect "with one rank's losses" near one "gathered one" 5
+for options in "--lora-rank 4 --model one/latest" "--fp8-format hybrid" "--detect-nondeterminism 2"; do
+    # shellcheck disable=SC2086
+    expect "ZeRO-3 and $options: refused" refused train 2 x --zero 3 $options
+    says "by name" "${options%% *}.*--zero 3"
+done
 single=(--micro-batch-size 4 --clip-grad 0 --ddp-bucket-size 4096)
 for tied in --untie-embeddings-and-output-weights --no-untie-embeddings-and-output-weights; do
-    for stage in 1 2; do expect "ZeRO-$stage, one micro-batch" train 2 "single $stage" --zero $stage "${single[@]}" $tied; done
-    expect "ZeRO-2 has ZeRO-1's bits" everything_same "single 1" "single 2"
+    for stage in 1 2 3; do expect "ZeRO-$stage, one micro-batch" train 2 "single $stage" --zero $stage "${single[@]}" $tied; done
+    for stage in 2 3; do expect "ZeRO-$stage has ZeRO-1's bits" everything_same "single 1" "single $stage"; done
+    expect "ZeRO-3 resumes ZeRO-1" train 2 "single again" --zero 3 "${single[@]}" $tied --resume "single 1/step_00000003"
+    expect "with every bit" everything_same "single 1" "single again"
+    rm -rf "single again"
     expect "ZeRO-2 resumes ZeRO-1, without overlap, with threads" train 2 "single again" --zero 2 "${single[@]}" $tied --no-overlap --threads 2 --resume "single 1/step_00000003"
     expect "with every bit" everything_same "single 1" "single again"
     rm -rf single\ *
@@ -136,6 +157,7 @@ mixture=(--num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-aux-loss
 expect "a mixture on one rank" train 1 mixture "${mixture[@]}"
 # With expert parallelism a rank has some of the experts, for the rows of several ranks.
 layouts "a mixture, ZeRO-2" mixture "mixture sharded" "${mixture[@]}" --zero 2 -- "2 --ep 2" "4 --ep 2 --recompute mlp"
+layouts "a mixture, ZeRO-3" mixture "mixture gathered" "${mixture[@]}" --zero 3 -- "2" "4 --ep 2 --recompute full"
 layouts "a mixture" mixture mixture "${mixture[@]}" --check-replicas 4 -- "2 --zero 1 --resume mixture/step_00000003" "2 --cp 2" "4 --cp 4 --ep 2 --recompute full" "4 --tp 2 --pp 2" \
     "4 --tp 4 --no-sequence-parallel --recompute full" "2 --ep 2 --resume mixture/step_00000003" "4 --ep 2 --tp 2 --sample-interval 4" "4 --ep 2 --zero 0 --recompute mlp"
 expect "a mixture on three ranks" train 3 "mixture 3" "${mixture[@]}" --check-replicas 4 --ep 3 --global-batch-size 12 --eval-iters 0
@@ -450,10 +472,12 @@ for ranks in 1 4 8; do
             awk -v b="$bytes" -v d=$ranks -v own="$own" -v cut="$cut" 'BEGIN { w = own + cut / d; exit !(b >= 0.99 * w && b <= 1.1 * w) }'
     done
 done
-for ranks in 4 8; do # 2 + 14 / D
-    bytes=$(state_bytes $ranks --zero 2)
-    expect "memory of ZeRO-2 on $ranks ranks: $bytes bytes per parameter" \
-        awk -v b="$bytes" -v d=$ranks 'BEGIN { w = 2 + 14 / d; exit !(b >= 0.99 * w && b <= 1.1 * w) }'
+for ranks in 4 8; do # 2 + 14 / D and 16 / D
+    for whole in 2 0; do
+        bytes=$(state_bytes $ranks --zero $((whole ? 2 : 3)))
+        expect "memory of ZeRO-$((whole ? 2 : 3)) on $ranks ranks: $bytes bytes per parameter" \
+            awk -v b="$bytes" -v d=$ranks -v own=$whole 'BEGIN { w = own + (16 - own) / d; exit !(b >= 0.99 * w && b <= 1.1 * w) }'
+    done
 done
 
 # Saved by one layout, resumed by others.

@@ -68,12 +68,13 @@ std::vector<Layout> layouts(int world, const std::string& what, size_t model, co
         for (const int pp : {1, 2, 4, 8})
             for (const int vpp : {1, 2})
                 for (const bool sp : {true, false})
-                    for (const int zero_and_ep : {11, 21, 1, 12, 22, 2, 14, 24, 4}) {
+                    for (const int zero_and_ep : {11, 21, 31, 1, 12, 22, 32, 2, 14, 24, 4}) {
                         const int zero = zero_and_ep / 10, ep = zero_and_ep % 10;
                         if (world % (tp * pp) || tp > 4 || pp > 4) continue;
                         const int dp = world / (tp * pp);
                         if (dp % ep || (ep > 1 && (!experts || experts % ep))) continue;
                         if ((vpp > 1 && pp == 1) || (!sp && tp == 1) || (zero != 1 && dp == 1)) continue;
+                        if (zero == 3 && k.c.frozen()) continue;
                         const bool main = sp && zero && vpp == (pp == 2 && tp == 1 ? 2 : 1);
                         if ((what != "all" && !main) || pp * vpp > (few ? 4 : 8)) continue;
                         if (what == "some" && model > 0 && n_main++ % 3 != (model + 1) % 3) continue;

@@ -347,7 +347,7 @@ TEST(Cli, NumbersAndChoicesAsPeopleTypeThem) {
     refused({"--device", "4090"}, {"'4090'", "did you mean rtx-4090?"});
     refused({"--device", "cuda"}, {"'cuda'", "HINT: it names the GPU of a plan"});
     refused({"--device", "A100-80GB"}, {"HINT: the A100 with 80 GB is a100"});
-    refused({"--zero", "3"}, {"from 0 to 2; HINT: ", "parameters are not sharded"});
+    refused({"--zero", "4"}, {"from 0 to 3; HINT: ", "--zero 3", "is the last stage"});
     refused({"--eval-interval", "0"}, {"HINT: --eval-iters 0"});
     for (const cli::OptionRow& row : cli::options_of("train"))
         for (const std::string& device : row.name == "device" ? row.allowed.choices : Strings()) {

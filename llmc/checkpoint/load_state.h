@@ -1,5 +1,6 @@
 // Reads the training memory from a checkpoint, a model, or adapters.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -24,9 +25,31 @@ inline void read_masters(const std::string& file, const std::string& model, cons
     read_tensors(separate ? file : weights_path(model, c), c, table, master);
 }
 
+// Host memory for this rank's part of all tensors of a table, from which upload() sets m's parameters: all of them or, with
+// ZeRO-3, this rank's shards.
+class HostWeights {
+public:
+    HostWeights(be::Ctx& ctx, const TrainingMemory& m, floatX* params, const ParameterTable& table)
+        : m_(m),
+          whole_(m.shards.cut_params ? table.size : 0),
+          kept_(ctx, params, m.shards.cut_params ? m.shards.size : table.size) {}
+    floatX* data() { return m_.shards.cut_params ? whole_.data() : kept_.data(); }
+    void upload() {
+        m_.shards.for_each_part(0, whole_.size(), [&](size_t from, size_t shard, size_t n) {
+            std::copy_n(whole_.data() + from, n, kept_.data() + shard);
+        });
+        kept_.upload();
+    }
+
+private:
+    const TrainingMemory& m_;
+    std::vector<floatX> whole_;
+    HostSide<floatX> kept_;
+};
+
 // Sets the parameters of the table, and this rank's lower halves, to fp32 weights.
 inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector<real>& weights) {
-    HostSide<floatX> params(ctx, m.params, weights.size());
+    HostWeights params(ctx, m, m.params, m.table);
     HostSide<LowerHalf> lower(ctx, m.master_low_bits, m.master_low_bits ? m.shards.size : 0, m.state_on_host());
     floatX* to = params.data();
     LowerHalf* halves = lower.data();
@@ -53,6 +76,7 @@ inline void load_expert_biases(be::Ctx& ctx, TrainingMemory& m, const std::strin
 // Loads weights from a model's directory; the fp32 weights of training start as these. If experts become copies of a dense
 // model's MLP, the fraction drop_ratio of their dimensions is redrawn (upcycling.h).
 inline void load_parameters(be::Ctx& ctx, TrainingMemory& m, const std::string& dir, double drop_ratio, uint64_t seed) {
+    m.sharded_params.drop(ctx);
     load_expert_biases(ctx, m, dir);
     if (m.master_low_bits && !m.frozen && finer_than_floatX(dir)) {
         std::vector<real> weights(m.table.size);
@@ -60,7 +84,7 @@ inline void load_parameters(be::Ctx& ctx, TrainingMemory& m, const std::string& 
         if (drop_ratio > 0) redraw_experts(dir, m.c, m.table, weights.data(), drop_ratio, seed);
         return set_weights(ctx, m, weights);
     }
-    HostSide<floatX> params(ctx, m.model_params(), m.model_table().size);
+    HostWeights params(ctx, m, m.model_params(), m.model_table());
     HostSide<uint8_t> quantized(ctx, m.frozen ? m.frozen->quantized : nullptr, m.model_table().quantized_bytes);
     read_parameters(dir, m.c, m.model_table(), params.data(), quantized.data());
     if (drop_ratio > 0) redraw_experts(dir, m.c, m.model_table(), params.data(), drop_ratio, seed);
@@ -146,6 +170,7 @@ inline void load_weights_and_moments(be::Ctx& ctx, TrainingMemory& m, const std:
         else std::fill(whole.begin(), whole.end(), real(0));
         keep_parts(m.*moment.of, moment.n);
     }
+    m.sharded_params.drop(ctx);
     read_masters(dir + "/training/master.safetensors", dir, m.c, m.table, whole.data());
     set_weights(ctx, m, whole);
     // A run without an average before starts it from the weights.

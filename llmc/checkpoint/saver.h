@@ -106,7 +106,7 @@ public:
         if (copy.params) {
             parts_.params = copy.params;
             for (const Bucket& b : m_.shards.buckets)
-                be::download(ctx_, copy.params + b.shard, m_.params + b.mine, b.n * sizeof(floatX));
+                be::download(ctx_, copy.params + b.shard, m_.weights_of(b), b.n * sizeof(floatX));
         }
         if (m_.copies) {
             const size_t n = m_.shards.size;

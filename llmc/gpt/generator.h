@@ -80,11 +80,17 @@ public:
             in.B = rows_;
             in.T = 1;
             floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * rows * Vpl;
-            final_norm_forward({ctx_, m_, in}, a.branch_out);
+            const Pass pass = {ctx_, m_, in};
+            final_norm_forward(pass, a.branch_out);
+            pass.need_head();
             be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, rows_, c.C, Vpl);
             be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, rows * Vpl);
         } else be::clear(ctx_, a.next_logits, all * sizeof(floatX));
         be::all_reduce(ctx_, m_.ranks->pp, a.next_logits, all);  // the other stages add zero
+        if (m_.sharded_params.used()) {  // ranks that gather parameters together must choose the same tokens
+            be::Pending sent = be::start_broadcast(ctx_, m_.ranks->dp, a.next_logits, all, 0);
+            be::finish(ctx_, sent);
+        }
         HostSide<floatX> host(ctx_, a.next_logits, all);
         host.download();
         logits_.resize(rows * c.V);
@@ -125,6 +131,7 @@ private:
             links_.receive_input(in.x[0], pass.stream_size(), chunk, passes_);
             if (in.first) embed_forward(pass);
             for (int i = 0; i < (int)in.blocks.size(); i++) {
+                pass.need_block_forward(i);
                 block_forward(pass, i);
                 if (!cache) keep_keys_and_values(in, i, sequence);
             }

@@ -44,6 +44,16 @@ inline PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
     return PipelineLinks(ctx, *m.ranks, (int)m.stages.size(), in_flight);
 }
 
+// For a rank without a micro-batch while others have one: with ZeRO-3 it takes part in gathering the parameters.
+inline void gather_only(be::Ctx& ctx, Model& m, int i) {
+    for (int chunk = 0; chunk < m.ranks->mesh.vpp; chunk++) {
+        const Pass pass = {ctx, m, m.a.micro_batch(chunk, i)};
+        if (pass.in.first) pass.need_embedding();
+        for (int k = 0; k < (int)pass.in.blocks.size(); k++) pass.need_block_forward(k);
+        if (pass.in.last) pass.need_head();
+    }
+}
+
 // The forward pass of micro-batch i through this rank's chunks; then last(pass) on the ranks that have the model's last chunk.
 // own_rows: expert-parallel ranks have different ones.
 template <class Last>

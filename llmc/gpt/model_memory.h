@@ -318,7 +318,7 @@ inline void plan_cache(Model& m) {
 
 // Sets all layers' pointers to their parameters, and to the buffers into which ops write gradients.
 inline void bind_linears(Model& m) {
-    bind_parameters(m.c, m.model_table(), m.p, m.model_params());
+    bind_rows(m.c, m.model_table(), m.p, [&](size_t row) { return m.weights_to_read(row); });
     m.g.blocks.assign(m.blocks.size(), {});
     const auto gradient = [&](size_t row) { return m.gradient_to_write(row); };
     m.virtual_tokens.bind(m.table, m.params, gradient);

@@ -38,6 +38,18 @@ struct Pass {
         if (l.block + 1 < end) return m.blocks[(size_t)l.block + 1].norm1.exists() ? l.db : nullptr;
         return in.last && m.final_norm.exists() ? l.db : nullptr;
     }
+    // Before ops read parameters of the embedding, the chunk's block i or the head. With ZeRO-3 these gather them, and start to
+    // gather the next ones of the pass (sharded_parameters.h).
+    void need_embedding() const { need(TensorSpec::embedding, in.blocks.empty() ? (int)TensorSpec::head : in.first_block); }
+    void need_block_forward(int i) const {
+        const int block = in.first_block + i;
+        need(block, i + 1 < (int)in.blocks.size() ? block + 1 : in.last ? (int)TensorSpec::head : ShardedParameters::none);
+    }
+    void need_block_backward(int i) const {
+        need(in.first_block + i, i > 0 ? in.first_block + i - 1 : ShardedParameters::none);
+    }
+    void need_head() const { need(TensorSpec::head, ShardedParameters::none); }
+    void need(int block, int next) const { m.sharded_params.need(ctx, m, block, next); }
     bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[block]; }
     // The layer's index in the model: layers may differ in their attention masks and positions.
     int layer(int block) const { return m.table.part.layers[block]; }

@@ -22,15 +22,16 @@ struct ElementwiseStep {
 template <class Updated>
 void update_elementwise(be::Ctx& ctx, const TrainingMemory& m, const ElementwiseStep& s, Updated updated) {
     AdamW constants = {0, (real)s.beta1, (real)s.beta2, 0, 0, (real)s.grad_scale, s.step};
-    // `state` and `gradients` belong to elements [begin, begin + n) of the buffer.
-    const auto update = [&](const OptimizerState& state, const Elements& gradients, size_t begin, size_t n, bool decay) {
+    // `weights`, `state` and `gradients` belong to elements [begin, begin + n) of the buffer.
+    const auto update = [&](floatX* weights, const OptimizerState& state, const Elements& gradients, size_t begin, size_t n,
+                            bool decay) {
         const auto update_part = [&](size_t first, size_t count, const Rounding& rounding) {
+            floatX* const w = weights + (first - begin);
             const OptimizerState part = state.from(first - begin);
             const Elements grads = gradients.from(first - begin);
             if (m.optimizer->value == OptimizerKind::lion)
-                return be::lion(ctx, m.params + first, part.master_low_bits, part.exp_avg, grads, count, constants, rounding);
-            be::adamw(ctx, m.params + first, part.master_low_bits, part.exp_avg, part.exp_avg_sq, grads, count, constants,
-                      rounding);
+                return be::lion(ctx, w, part.master_low_bits, part.exp_avg, grads, count, constants, rounding);
+            be::adamw(ctx, w, part.master_low_bits, part.exp_avg, part.exp_avg_sq, grads, count, constants, rounding);
         };
         for (const FactorRange& r : m.table.factors) {
             const size_t first = std::max(r.begin, begin), last = std::min(r.end, begin + n);
@@ -49,7 +50,7 @@ void update_elementwise(be::Ctx& ctx, const TrainingMemory& m, const Elementwise
             if (b.decay != decay || b.whole_matrix()) continue;
             m.stream->run(ctx, m.state(), StateUse::adamw(), b.shard, b.n,
                           [&](const OptimizerState& state, size_t first, size_t n) {
-                              update(state, m.gradients_of(b).from(first), b.mine + first, n, decay);
+                              update(m.weights_of(b) + first, state, m.gradients_of(b).from(first), b.mine + first, n, decay);
                           });
             updated(b);
         }

@@ -244,8 +244,8 @@ private:
         const double lr = step.lr * recipe.learning_rate(matrix.lr, m.c.parametrization),
                      rate = lr * recipe.factor * std::sqrt(shape);
         const auto update = [&](const auto& state, size_t first, size_t n) {
-            be::apply_update(ctx, m.params + matrix.first + first, state.master_low_bits, x + first, n, (real)rate,
-                             step.lr * step.weight_decay);
+            be::apply_update(ctx, m.weights_of(b) + (matrix.first - b.mine) + first, state.master_low_bits, x + first, n,
+                             (real)rate, step.lr * step.weight_decay);
         };
         m.stream->run(ctx, m.state(), StateUse::weights(), b.shard + (matrix.first - b.mine), matrix.elements(), update);
     }

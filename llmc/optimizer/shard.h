@@ -38,12 +38,17 @@ public:
     size_t size_of_cut = 0;       // the part of size outside whole matrices, which comes first in memory
     bool cut = false;             // sharded; otherwise every rank has all elements
     bool cut_gradients = false;   // so are the gradients (sharded_gradients.h)
-    bool in_order = true;         // this rank's shards in memory are the whole buffer, in order
+    bool cut_params = false;      // and the parameters (sharded_parameters.h)
+    bool in_order = true;         // the parameters in memory are this rank's shards, in order
 
     Shards() = default;
     // zero: the stage of ZeRO. whole_matrices: matrices of blocks must not be split.
     Shards(const ParameterTable& table, const Mesh& mesh, int zero, size_t bucket_elements, bool whole_matrices = false)
-        : cut(zero > 0 && mesh.dp.size > 1), cut_gradients(cut && zero > 1), mesh_(mesh), bucket_elements_(bucket_elements) {
+        : cut(zero > 0 && mesh.dp.size > 1),
+          cut_gradients(cut && zero > 1),
+          cut_params(cut && zero > 2),
+          mesh_(mesh),
+          bucket_elements_(bucket_elements) {
         size_t begin = 0;
         if (cut_gradients) set_borders(table);
         for (const TensorSpec& t : table.rows)
@@ -66,7 +71,7 @@ public:
                 if (b.whole_matrix() == whole) b.shard = std::exchange(size, size + b.n);
             if (!whole) size_of_cut = size;
         }
-        for (const Bucket& b : buckets) in_order &= b.shard == b.begin && b.n == b.end - b.begin;
+        for (const Bucket& b : buckets) in_order &= cut_params || (b.shard == b.begin && b.n == b.end - b.begin);
     }
 
     // Elements of this rank's largest shard.

@@ -1,15 +1,14 @@
 // ZeRO-2 (Rajbhandari et al., 2020): the gradients of matrices are sharded as well (zero.h). No rank keeps whole gradients. In
 // every micro-batch, ops write a block's, the head's or the embedding's into scratch memory. When its backward pass ends,
 // they are reduced to the ranks that own the shards, while backward continues with the next block; each owner adds the sums to
-// its shard, which is in fp32 or, rounded as in gradients.h, in bf16. Two blocks use two areas of scratch in turn. A tied
-// embedding has an area of its own, because head and embedding both add to it. The vectors' gradients, under a thousandth of
-// all, are whole on every rank and reduced once a step.
+// its shard, which is in fp32 or, rounded as in gradients.h, in bf16. Two blocks use two areas of scratch in turn (sections.h).
+// The vectors' gradients, under a thousandth of all, are whole on every rank and reduced once a step. ZeRO-3 shards the
+// parameters as well (sharded_parameters.h).
 //
 // Bytes per parameter and rank: 2 (parameters) + 14 / ranks (gradients, lower halves of fp32 weights, moments), and 4 for each
 // parameter of two blocks. Gradients are sent once per micro-batch, in fp32, instead of once per step. With one micro-batch the
 // sums have the same bits as ZeRO-1's; with several, they are added in another order.
 #pragma once
-#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -17,7 +16,7 @@
 #include "../model/parameters.h"
 #include "../parallel/comm.h"
 #include "../parallel/ranks.h"
-#include "shard.h"
+#include "sections.h"
 
 class ShardedGradients {
 public:
@@ -26,27 +25,9 @@ public:
     void plan(Arena& arena, const ParameterTable& table, bool tied) {
         used_ = true;
         decayed_ = table.decayed;
-        keeps_embedding_ = tied && table.part.first && table.part.last;
-        for (const TensorSpec& t : table.rows) {
-            if (t.vector()) continue;
-            if (sections_.empty() || sections_.back().block != t.block) sections_.push_back({t.block, t.offset, t.offset});
-            Section& s = sections_.back();
-            CHECK(t.offset == s.end, "%s does not follow the tensors of its block", t.name.c_str());
-            s.end = round_up(t.offset + t.size(), (size_t)64);
-            if (s.end > t.offset + t.size()) s.gaps.push_back({t.offset + t.size(), s.end});
-            if (t.id == 0) s.end_of_embedding = s.end;
-        }
-        if (!sections_.empty() && sections_.back().end < decayed_) {
-            sections_.back().gaps.push_back({sections_.back().end, decayed_});
-            sections_.back().end = decayed_;
-        }
-        std::array<size_t, 3> sizes = {};
-        for (size_t i = 0; i < sections_.size(); i++) {
-            Section& s = sections_[i];
-            s.area = keeps_embedding_ && s.block == TensorSpec::embedding ? 2 : i % 2;
-            sizes[s.area] = std::max(sizes[s.area], s.end - s.begin);
-        }
-        for (size_t i = 0; i < sizes.size(); i++) arena.add("gradients of two blocks (fp32)", &areas_[i].memory, sizes[i]);
+        sections_ = Sections(table, tied);
+        for (size_t i = 0; i < areas_.size(); i++)
+            arena.add("gradients of two blocks (fp32)", &areas_[i].memory, sections_.sizes[i]);
         arena.add("gradients of vectors (fp32)", &vectors_, table.size - decayed_);
     }
     bool used() const { return used_; }
@@ -54,7 +35,7 @@ public:
     // Where ops write the gradient of a tensor.
     real* gradient(const TensorSpec& t) const {
         if (t.vector()) return vector(t.offset);
-        const Section* s = section_of(t.block);
+        const Section* s = sections_.of(t.block);
         return areas_[s->area].memory + (t.offset - s->begin);
     }
     // The gradients of the vectors from this element of the buffer on.
@@ -67,8 +48,8 @@ public:
     // Before a micro-batch's backward pass through a block, the head or the embedding (TensorSpec::block).
     template <class Memory>
     void begin(be::Ctx& ctx, const Memory& m, int block) {
-        const bool after_head = keeps_embedding_ && block == TensorSpec::embedding;
-        const Section* s = section_of(keeps_embedding_ && block == TensorSpec::head ? (int)TensorSpec::embedding : block);
+        const bool after_head = sections_.keeps_embedding && block == TensorSpec::embedding;
+        const Section* s = sections_.of(block);
         if (!s) return;
         Area& area = areas_[s->area];
         if (!after_head) add_sums(ctx, m, area);
@@ -82,15 +63,14 @@ public:
     // After it: starts the reductions. The sums set the shards or are added to them.
     template <class Memory>
     void end(be::Ctx& ctx, const Memory& m, int block, Acc acc, uint64_t key) {
-        const Section* s = section_of(block);
-        if (!s) return;
+        const Section* s = sections_.of(block);
+        if (!s || s->block != block) return;  // a tied embedding is complete after the embedding's backward pass
         Area& area = areas_[s->area];
         area.section = s;
         area.acc = acc;
         area.key = key;
         for (const Bucket& b : m.shards.buckets)
-            if (b.begin >= s->begin && b.end <= s->end)
-                area.pending.push_back(start(ctx, m, b, area.memory + (b.begin - s->begin)));
+            if (s->has(b)) area.pending.push_back(start(ctx, m, b, area.memory + (b.begin - s->begin)));
         if (!overlap) add_sums(ctx, m, area);
     }
     // After a step's last micro-batch: completes the matrices' gradients.
@@ -113,14 +93,6 @@ public:
     }
 
 private:
-    // The matrices of a block, the head or the embedding: elements [begin, end) of the buffer.
-    struct Section {
-        int block;
-        size_t begin, end;
-        size_t area = 0;
-        size_t end_of_embedding = 0;  // of the tokens
-        std::vector<Range> gaps = {};
-    };
     struct Area {
         real* memory = nullptr;
         const Section* section = nullptr;  // whose gradients are being reduced
@@ -129,11 +101,6 @@ private:
         std::vector<be::Pending> pending = {};
     };
 
-    const Section* section_of(int block) const {
-        for (const Section& s : sections_)
-            if (s.block == block) return &s;
-        return nullptr;
-    }
     template <class Memory>
     static be::Pending start(be::Ctx& ctx, const Memory& m, const Bucket& b, real* x) {
         be::Comm& comm = m.ranks->that_share(b.of_experts);
@@ -147,7 +114,7 @@ private:
         const Section& s = *area.section;
         size_t i = 0;
         for (const Bucket& b : m.shards.buckets) {
-            if (b.begin < s.begin || b.end > s.end) continue;
+            if (!s.has(b)) continue;
             be::finish(ctx, area.pending[i++]);
             add(ctx, m, b, area.memory + (b.mine - s.begin), area.acc, area.key);
         }
@@ -163,10 +130,9 @@ private:
         });
     }
 
-    std::vector<Section> sections_;  // in the order of the buffer
-    std::array<Area, 3> areas_;      // two in turn; of a tied embedding
+    Sections sections_;
+    std::array<Area, 3> areas_;
     real* vectors_ = nullptr;
     size_t decayed_ = 0;  // of the table
     bool used_ = false;
-    bool keeps_embedding_ = false;  // head and embedding are the same matrix on this rank
 };

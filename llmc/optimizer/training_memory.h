@@ -21,6 +21,7 @@
 #include "../parallel/ranks.h"
 #include "shard.h"
 #include "sharded_gradients.h"
+#include "sharded_parameters.h"
 #include "zero.h"
 
 // This rank's shards (shards.size) of weights and moments.
@@ -54,7 +55,8 @@ struct TrainingMemory : OptimizerState {
     ExpertBiases expert_biases;
     Shards shards;
     std::vector<Range> not_duplicated;  // elements of the buffer that this rank includes in sums over all ranks
-    floatX* params = nullptr;           // (table.size)
+    floatX* params = nullptr;           // (table.size); with ZeRO-3 (shards.size)
+    ShardedParameters sharded_params;   // for ZeRO-3: whole, of two blocks
     Elements grads;                     // (table.size) summed over the micro-batches of a step; with ZeRO-2 (shards.size)
     ShardedGradients sharded_grads;     // for ZeRO-2: of a micro-batch in two blocks
     BlockGradients micro_grads;         // for bf16 grads: of a micro-batch in a block
@@ -97,6 +99,15 @@ struct TrainingMemory : OptimizerState {
 
     const OptimizerState& state() const { return *this; }
 
+    // Weights of which this rank has the shard: from this element of the buffer on, which is at `shard` in this rank's shards;
+    // or of a bucket.
+    floatX* own_weights(size_t element, size_t shard) const { return params + (shards.cut_params ? shard : element); }
+    floatX* weights_of(const Bucket& b) const { return own_weights(b.mine, b.shard); }
+    // Where ops read a row of model_table().
+    floatX* weights_to_read(size_t row) const {
+        const TensorSpec& t = model_table().rows[row];
+        return sharded_params.used() ? sharded_params.parameter(t) : model_params() + t.offset;
+    }
     // The gradients of this rank's shard of a bucket, from its first element on.
     Elements gradients_of(const Bucket& b) const { return grads.from(shards.cut_gradients ? b.shard : b.mine); }
     // Calls visit(gradients, n) for all gradients that this rank includes in sums over all ranks.
@@ -131,7 +142,9 @@ struct TrainingMemory : OptimizerState {
         if (frozen && frozen->table.quantized_bytes)
             arena.add(format("parameters (frozen, %s)", weight_format_row(c.base_format).word).c_str(), &frozen->quantized,
                       frozen->table.quantized_bytes);
-        if (!frozen || c.adapted()) arena.add(frozen ? "adapters" : "parameters", &params, table.size);
+        const size_t n_params = shards.cut_params ? shards.size : table.size;
+        if (!frozen || c.adapted()) arena.add(frozen ? "adapters" : "parameters", &params, n_params);
+        if (shards.cut_params) sharded_params.plan(arena, table, c.tied);
         expert_biases.plan(arena, c, table.part);
         if (!training) return;
         const char* const gradients = grads.is_bf16() ? "gradients (bf16)" : "gradients (fp32)";

@@ -16,19 +16,20 @@ inline void update_average(be::Ctx& ctx, const TrainingMemory& m, double decay, 
     for (const Bucket& b : m.shards.buckets)
         m.stream->run(ctx, m.state(), StateUse::averaging(), b.shard, b.n,
                       [&](const OptimizerState& state, size_t first, size_t n) {
-                          be::average_weights(ctx, state.average, m.params + b.mine + first, state.master_low_bits, n, keep);
+                          be::average_weights(ctx, state.average, m.weights_of(b) + first, state.master_low_bits, n, keep);
                       });
     m.stream->end(ctx);
 }
 
 // Exchanges the weights for the average; a second call exchanges them back, to the same bits. All ranks call it, after all
 // parameters have been gathered.
-inline void swap_average(be::Ctx& ctx, const TrainingMemory& m, ParameterGatherer& gatherer) {
+inline void swap_average(be::Ctx& ctx, TrainingMemory& m, ParameterGatherer& gatherer) {
+    m.sharded_params.drop(ctx);
     m.stream->begin(ctx);
     for (const Bucket& b : m.shards.buckets) {
         m.stream->run(ctx, m.state(), StateUse::swapping(), b.shard, b.n,
                       [&](const OptimizerState& state, size_t first, size_t n) {
-                          be::swap_weights(ctx, state.average, m.params + b.mine + first, state.master_low_bits, n);
+                          be::swap_weights(ctx, state.average, m.weights_of(b) + first, state.master_low_bits, n);
                       });
         gatherer.start(b, m.params);
     }

@@ -4,7 +4,7 @@
 // all-gathered. A bucket that belongs to one rank (shard.h) is reduced to it and broadcast from it. Bytes per parameter and
 // rank: 2 (parameters) + 4 (gradients, or 2 in bf16) + 10 / ranks (lower halves of fp32 weights, moments; 6 / ranks with both
 // moments in bf16). Without ZeRO (--zero 0), gradients are all-reduced and every rank computes the whole update. ZeRO-2 shards
-// the gradients as well (sharded_gradients.h).
+// the gradients as well (sharded_gradients.h), ZeRO-3 the parameters (sharded_parameters.h).
 #pragma once
 #include <vector>
 
@@ -75,7 +75,7 @@ private:
 
 // Sends updated parameters to all data-parallel ranks, bucket by bucket, overlapping with the update of the next bucket and the
 // next forward pass. Readers of parameters call need() first. overlap = false: start() waits, for comparison. Without ZeRO
-// every rank has updated all of them, and nothing is sent.
+// every rank has updated all of them, and nothing is sent; with ZeRO-3 each pass gathers them (sharded_parameters.h).
 class ParameterGatherer {
 public:
     ParameterGatherer(be::Ctx& ctx, Ranks& ranks, const Shards& shards, bool overlap)
@@ -83,7 +83,7 @@ public:
 
     // This rank's shard of a bucket of `params` was updated.
     void start(const Bucket& b, floatX* params) {
-        if (!shards_.cut) return;
+        if (!shards_.cut || shards_.cut_params) return;
         be::Pending& pending = pending_[(size_t)(&b - shards_.buckets.data())];
         be::Comm& comm = ranks_.that_share(b.of_experts);
         pending = b.owner < 0 ? be::start_all_gather(ctx_, comm, params + b.begin, b.n)

@@ -29,7 +29,7 @@ inline const OtherValue other_values[] = {
      "it names the GPU of a plan (--world); where the program computes was decided when it was built"},
     {"device", "a100-80gb a100-sxm a100-sxm4 a100-sxm4-80gb", "the A100 with 80 GB is a100"},
     {"device", "h100-80gb h100-sxm h100-sxm5 h100-sxm5-80gb", "the H100 for SXM is h100"},
-    {"zero", "3", "--zero 2 shards the optimizer's state and the gradients over ranks; parameters are not sharded"},
+    {"zero", "4", "--zero 3, which shards parameters, gradients and the optimizer's state, is the last stage"},
     {"eval-interval", "0", "--eval-iters 0 trains without validation"},
     {"top-k", "-1", "0 is every token"},
     {"moe-router-load-balancing-type", "global_aux_loss sinkhorn",

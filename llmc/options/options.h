@@ -511,9 +511,9 @@ inline Allowed one_of(Strings choices) {
     X(std::string, moe_token_dispatcher_type, "", "", one_of({"allgather", "alltoall"}), "Parallel",                           \
       "with --expert-model-parallel-size, rows for experts go to all of its ranks, or only to those that have an expert of "   \
       "their choice; default: the faster one by the plan")                                                                     \
-    X(int, zero, "", 1, between(0, 2), "Parallel",                                                                             \
+    X(int, zero, "", 1, between(0, 3), "Parallel",                                                                             \
       "1: shard the optimizer's state over data-parallel ranks (ZeRO-1); 2: also the gradients, which are then sent in every " \
-      "micro-batch (ZeRO-2); 0: each rank has all of both")                                                                    \
+      "micro-batch (ZeRO-2); 3: also the parameters, sent twice in every micro-batch (ZeRO-3); 0: each rank has all of them")  \
     X(int64_t, ddp_bucket_size, "", 0, between(1, 10000000000), "Parallel",                                                    \
       "parameters per message between data-parallel ranks; default: 40M, or 1M times the ranks if that is more")               \
     X(bool, no_overlap, "", false, anything(), "Parallel",                                                                     \

@@ -174,7 +174,7 @@ inline const OtherName other_names[] = {
      "--num-virtual-stages-per-pipeline-rank says how many groups of layers a rank has, not how large they are"},
     {"train", "context-parallel-degree context-parallel", "context parallelism is --context-parallel-size"},
     {"train", "zero-stage deepspeed fsdp deepspeed-config -z",
-     "--zero 1 shards the optimizer's state over ranks, --zero 2 also the gradients; parameters are not sharded"},
+     "--zero 1 shards the optimizer's state over ranks, --zero 2 also the gradients, --zero 3 also the parameters"},
     {"train", "grad-reduce-in-bf16", "gradients are stored, and sent between ranks, in bf16 with --main-grads-dtype bf16"},
     {"train generate eval",
      "use-flash-attn flash-attn flash-attention use-flash-attention attn-implementation attention-backend",

@@ -34,7 +34,7 @@ struct Ranks {
     Mesh mesh;
     bool sequence_parallel = false;  // norms and residual stream are split by rows over tp
     bool overlap = false;            // gathers and reductions over tp overlap with backward's products
-    int zero = 1;                    // 1: the optimizer's state is sharded over dp; 2: the gradients, too
+    int zero = 1;                    // sharded over dp: 1 the optimizer's state, 2 also the gradients, 3 also the parameters
     bool whole_matrices = false;     // and each of the blocks' matrices belongs to one dp rank
     size_t bucket_elements = default_bucket_elements(1);
     be::Comm tp, dp;

@@ -600,6 +600,18 @@ inline void check_context_parallel_options(const TrainOptions& o) {
     refuse_together(o.nondeterministic_attention, option, "--nondeterministic-attention");
 }
 
+// Rejects options that are not available with sharded parameters.
+inline void check_sharded_parameters(const TrainOptions& o) {
+    if (o.zero < 3) return;
+    const std::string instead = "--zero 2, which shards the gradients and the optimizer's state";
+    refuse_together(o.lora_rank, "--lora-rank", "--zero 3", "a frozen model is not sharded yet", instead);
+    refuse_together(o.prompt_tokens, "--prompt-tokens", "--zero 3", "a frozen model is not sharded yet", instead);
+    refuse_together(!o.fp8_format.empty(), "--fp8-format", "--zero 3", "each rank would have the FP8 codes of all weights",
+                    instead);
+    refuse_together(!o.eval_tasks.empty(), "--eval-tasks", "--zero 3", "ranks would make different passes",
+                    instead + ", or measure checkpoints with train_gpt eval --tasks");
+}
+
 // The layout of the run over its ranks. generates: it generates text while it trains.
 inline RankLayout layout_of(const TrainOptions& o, bool generates = false) {
     RankLayout layout;
@@ -609,6 +621,7 @@ inline RankLayout layout_of(const TrainOptions& o, bool generates = false) {
     layout.ep = o.expert_model_parallel_size;
     layout.cp = o.context_parallel_size;
     check_context_parallel_options(o);
+    check_sharded_parameters(o);
     layout.sequence_parallel = !o.no_sequence_parallel;
     layout.zero = o.zero;
     layout.whole_matrices = muon_recipe(o).on;

@@ -284,13 +284,15 @@ public:
 
     FoundLayouts run() {
         const double begin = monotonic_seconds();
-        for (const int ranks : problem_.ranks) {
-            o_ = problem_.o;
-            problem_.set_hardware(o_, ranks);
-            most_ = problem_.memory(ranks);
-            for (const int tp : divisors(ranks))
-                if (is_free("tensor-model-parallel-size", tp, problem_.o.tensor_model_parallel_size)) try_tensor(ranks, tp);
-        }
+        // Higher stages of ZeRO send gradients, and parameters, in every micro-batch: only if nothing else fits, or on request.
+        for (stage_ = 1; stage_ <= (given("zero") || problem_.o.detect_nondeterminism ? 1 : 3) && found_.fit.empty(); stage_++)
+            for (const int ranks : problem_.ranks) {
+                o_ = problem_.o;
+                problem_.set_hardware(o_, ranks);
+                most_ = problem_.memory(ranks);
+                for (const int tp : divisors(ranks))
+                    if (is_free("tensor-model-parallel-size", tp, problem_.o.tensor_model_parallel_size)) try_tensor(ranks, tp);
+            }
         choose();
         found_.seconds = monotonic_seconds() - begin;
         return std::move(found_);
@@ -395,10 +397,10 @@ private:
             return;
         fullest_ = fullest_of(l, s.micro_batches());
         for (const bool cut : {true, false})
-            for (const int zero : {1, 0, 2}) {
-                if (zero == 2 && !given("zero")) continue;  // sends gradients in every micro-batch: only on request
+            for (const int zero : {1, 0, 2, 3}) {
+                if (!given("zero") && (stage_ > 1 ? zero != stage_ : zero > 1)) continue;
                 if (l.tp == 1 ? !cut : !is_free("no-sequence-parallel", cut, !problem_.o.no_sequence_parallel)) continue;
-                if (l.dp() * l.cp == 1 && !given("zero") ? zero == 0 : !is_free("zero", zero, problem_.o.zero)) continue;
+                if (l.dp() * l.cp == 1 && !given("zero") ? zero != 1 : !is_free("zero", zero, problem_.o.zero)) continue;
                 l.sequence_parallel = l.tp == 1 ? !problem_.o.no_sequence_parallel : cut;
                 l.zero = zero;
                 if (passes("sequence parallelism that does not divide a sequence", [&] {
@@ -605,6 +607,7 @@ private:
     std::vector<FullRank> fullest_;
     StageMemory memory_;
     double most_ = 0;
+    int stage_ = 1;  // of ZeRO that is tried unless one is given, with 0
     std::map<StageKey, double> sizes_;
     std::map<std::tuple<int, int, std::vector<int>>, std::vector<FullRank>> known_fullest_;
 };

@@ -27,10 +27,11 @@
 // attention dropout.
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
-// the update of the next bucket, except the last; pipeline messages unless a rank waits for them; with sequence parallelism
-// 4 of backward's 6 halves, each with a product of qkv or fc1 (without a slowdown of these products). With --zero 2 gradients,
-// in fp32, overlap with the backward pass of every micro-batch, except the first layers' and the embedding's. With --zero 0 or
-// --no-overlap no data-parallel communication overlaps, with --no-overlap no tensor-parallel one, as in the program.
+// the update of the next bucket, except the last; pipeline messages unless a rank waits for them; with sequence parallelism 4
+// of backward's 6 halves, each with a product of qkv or fc1 (without a slowdown of these products). With --zero 2 gradients,
+// in fp32, overlap with the backward pass of every micro-batch, except the first layers' and the embedding's; with --zero 3 so
+// do parameters, and with the forward pass, too, each time all but a bucket. With --zero 0 or --no-overlap no data-parallel
+// communication overlaps, with --no-overlap no tensor-parallel one, as in the program.
 // Latencies are NCCL's own for its fastest protocol (message_latency): the minimum for a message.
 // Not included: ranks slower than others, contention between nodes, reading data, checkpoints, the smaller batches of a
 // ramp-up; norms' gradients and loss statistics over tp (below 0.1% of its bytes); the time to launch kernels.
@@ -360,7 +361,7 @@ inline void plan_update(Plan& p) {
         const double latency = dp > 1 ? buckets * p.data.latency : 0;
         const double sent = in.zero > 1 ? 4 : of_gradient;  // bytes of a gradient in each message
         const double scatter = sent * part / (link.gbs * giga) + latency;
-        const double scatters = in.zero > 1 ? (double)p.micro_batches * in.vpp : 1;
+        const double passes = in.zero > 1 ? (double)p.micro_batches : 1, scatters = in.zero > 1 ? passes * in.vpp : 1;
         const double gather = gathered * part / (link.gbs * giga) + (in.zero ? latency : 0);
         // AdamW reads and writes fp32 weights (8) and moments, and reads gradients; clearing gradients and computing the norm
         // of a rank's own ones also pass over memory.
@@ -384,17 +385,23 @@ inline void plan_update(Plan& p) {
         const double host_seconds = host_bytes / in.host_gbs / giga;
         update = std::max(update + gradients / in.host_gbs / giga, host_seconds);
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
-        const double last_backward = p.stages[(size_t)virtual_stage(in.pp, rank, 0)].backward_seconds;
-        // ZeRO-2 sends each chunk's gradients when it ends.
-        const double of_chunk = in.zero > 1 ? scatter / in.vpp : scatter;
-        const double waiting = in.zero && in.overlap && in.data_overlaps
-                                   ? scatters * exposed(of_chunk, last_backward) + exposed(gather, update)
-                                   : scatters * of_chunk + gather;
+        const StagePlan& first = p.stages[(size_t)virtual_stage(in.pp, rank, 0)];
+        // ZeRO-2 sends each chunk's gradients when it ends, and ZeRO-3 gathers its parameters for both passes.
+        const double of_chunk = in.zero > 1 ? scatter / in.vpp : scatter, parameters_of_chunk = gather / in.vpp;
+        const bool overlaps = in.zero && in.overlap && in.data_overlaps;
+        double waiting = 0;
+        if (in.zero > 2)
+            waiting = scatters * (overlaps ? exposed(parameters_of_chunk, first.forward_seconds) +
+                                                 exposed(of_chunk + parameters_of_chunk, first.backward_seconds)
+                                           : of_chunk + 2 * parameters_of_chunk);
+        else
+            waiting = overlaps ? scatters * exposed(of_chunk, first.backward_seconds) + exposed(gather, update)
+                               : scatters * of_chunk + gather;
         if (waiting + update <= slowest) continue;
         slowest = waiting + update;
-        const double passes = in.zero > 1 ? (double)p.micro_batches : 1;
-        p.data.bytes = part * (sent * passes + gathered);
-        p.data.messages = dp > 1 ? (int64_t)(buckets * (passes + (in.zero ? 1 : 0))) : 0;
+        const double gathers = in.zero > 2 ? 2 * passes : 1;
+        p.data.bytes = part * (sent * passes + gathered * gathers);
+        p.data.messages = dp > 1 ? (int64_t)(buckets * (passes + (in.zero ? gathers : 0))) : 0;
         p.data.exposed = waiting;
         p.update_seconds = update;
         p.host_bytes = host_bytes;

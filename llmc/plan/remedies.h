@@ -69,10 +69,10 @@ public:
             least_.main_grads_dtype = "bf16";
             change_all(words_ += "--main-grads-dtype bf16 ");
         }
-        if (found_.empty() && o_.zero == 1 && !o_.detect_nondeterminism) {
-            least_.zero = 2;
-            change_all(words_ + "--zero 2 ");
-            least_.zero = 1;
+        if (o_.zero > 0 && !o_.detect_nondeterminism) {
+            for (least_.zero = o_.zero + 1; found_.empty() && least_.zero <= 3; least_.zero++)
+                change_all(words_ + format("--zero %d ", least_.zero));
+            least_.zero = o_.zero;
         }
         if (memory_is_host_) return found_;
         offload();

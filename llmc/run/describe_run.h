@@ -221,9 +221,10 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
                                         ranks.sequence_parallel ? ", rows split over tp (sequence parallel)" : ""));
     if (mesh.dp.size > 1)
         t.row("data parallel", format("%s, %zu message%s of at most %s parameters",
-                                      ranks.zero > 1 ? "optimizer state and gradients sharded (ZeRO-2)"
-                                      : ranks.zero   ? "optimizer state sharded (ZeRO-1)"
-                                                     : "full optimizer state on each rank (ZeRO off)",
+                                      ranks.zero > 2   ? "optimizer state, gradients and parameters sharded (ZeRO-3)"
+                                      : ranks.zero > 1 ? "optimizer state and gradients sharded (ZeRO-2)"
+                                      : ranks.zero     ? "optimizer state sharded (ZeRO-1)"
+                                                       : "full optimizer state on each rank (ZeRO off)",
                                       messages, messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
     if (mesh.cp.size > 1)
         t.row("context parallel", format("%d of %d rows of a sequence a rank, keys and values gathered",

@@ -50,14 +50,14 @@ public:
     template <class Wait>
     void in_memory(int64_t batch, Wait wait) {
         if (faults_.none()) return;
-        floatX* const weight = m_.params + m_.shards.buckets[0].mine;
+        floatX* const weight = m_.weights_of(m_.shards.buckets[0]);
         struct FaultTarget {
             const char* kind;
             void* memory;
             bool of_state;
         };
         for (const FaultTarget& place :
-             {FaultTarget{"flip-norm", m_.params + m_.table.shared, false},
+             {FaultTarget{"flip-norm", m_.shards.cut_params ? weight : m_.params + m_.table.shared, false},
               {"flip-lower", m_.master_low_bits ? (void*)m_.master_low_bits : weight, m_.master_low_bits != nullptr},
               {"flip-exp-avg", m_.exp_avg.data, true},
               {"flip-exp-avg-sq", (m_.exp_avg_sq.data ? m_.exp_avg_sq : m_.exp_avg).data, true}}) {
@@ -149,7 +149,7 @@ inline void require_equal(const GradientHashes& once, const GradientHashes& agai
 // n of the fp32 weights: starting at `first` in the parameters, at `shard` in this rank's shards.
 inline std::vector<real> weights_at(be::Ctx& ctx, const TrainingMemory& m, size_t first, size_t shard, size_t n) {
     std::vector<floatX> params(n);
-    be::download(ctx, params.data(), m.params + first, n * sizeof(floatX));
+    be::download(ctx, params.data(), m.own_weights(first, shard), n * sizeof(floatX));
     std::vector<LowerHalf> lower(m.master_low_bits ? n : 0);
     if (m.master_low_bits) read_state(ctx, m, lower.data(), m.master_low_bits + shard, n * sizeof(LowerHalf));
     return whole_weights(params, lower);

@@ -52,7 +52,8 @@ public:
         struct {
             Sums stored, now;
         } mine = {stored_, sums()};
-        mine.now.copies = m_.shards.cut ? sum(m_.params, 0, m_.table.size) : mine.now.weights + mine.now.experts;
+        const bool copied = m_.shards.cut && !m_.shards.cut_params;  // from the ranks of the shards to all
+        mine.now.copies = copied ? sum(m_.params, 0, m_.table.size) : mine.now.weights + mine.now.experts;
         std::vector<decltype(mine)> all = {mine};
         if (world_) {
             all.resize((size_t)mesh_.world.size);
@@ -71,8 +72,8 @@ public:
         for (size_t r = 0; r < all.size(); r++) {
             const int tp = (int)r % mesh_.tp.size, pp = (int)r / (mesh_.tp.size * mesh_.dp.size);
             const int ep = mesh_.ep.size, rank_of_ep = (int)r / mesh_.tp.size % ep;
-            uint64_t stored = m_.shards.cut ? 0 : all[r].stored.weights + all[r].stored.experts;
-            for (int dp = 0; m_.shards.cut && dp < mesh_.dp.size; dp++) {
+            uint64_t stored = copied ? 0 : all[r].stored.weights + all[r].stored.experts;
+            for (int dp = 0; copied && dp < mesh_.dp.size; dp++) {
                 const Sums& of_rank = all[(size_t)mesh_.rank_of(pp, dp, tp)].stored;
                 stored += of_rank.weights + (dp % ep == rank_of_ep ? of_rank.experts : 0);
             }
@@ -121,14 +122,15 @@ private:
         uint64_t weights = 0, experts = 0, lower = 0, exp_avg = 0, exp_avg_sq = 0, average = 0, copies = 0;
     };
 
+    // The checksum of n elements from x on, which is number `first` of the buffer or of this rank's shards.
     template <class E>
     uint64_t sum(const E* x, size_t first, size_t n) const {
         constexpr size_t word = sizeof(uint32_t);
-        return be::word_sum(ctx_, x + first, n * sizeof(E) / word, first * sizeof(E) / word);
+        return be::word_sum(ctx_, x, n * sizeof(E) / word, first * sizeof(E) / word);
     }
     Sums sums() const {
         Sums s;
-        for (const Bucket& b : m_.shards.buckets) (b.of_experts ? s.experts : s.weights) += sum(m_.params, b.mine, b.n);
+        for (const Bucket& b : m_.shards.buckets) (b.of_experts ? s.experts : s.weights) += sum(m_.weights_of(b), b.mine, b.n);
         if (m_.master_low_bits) s.lower = sum(m_.master_low_bits, 0, m_.shards.size);
         if (m_.average) s.average = sum(m_.average, 0, m_.shards.size);
         s.exp_avg = m_.exp_avg.visit_moment([&](const auto* moment) { return sum(moment, 0, m_.shards.size); });
@@ -162,8 +164,9 @@ private:
             text += format("%s%s\t%s%d %s %zu %zu\t%08x\n", what, t.name.c_str(), what, t.id, holders.c_str(), begin + from,
                            count, crc32c(values.data(), count * sizeof *x));
         };
-        add("", m_.params + t.offset + begin, 0, n, false);
+        if (!m_.shards.cut_params) add("", m_.params + t.offset + begin, 0, n, false);
         m_.shards.for_each_part(t.offset + begin, n, [&](size_t from, size_t shard, size_t count) {
+            if (m_.shards.cut_params) add("", m_.params + shard, from, count, false);
             if (m_.master_low_bits) add("the lower half of ", m_.master_low_bits + shard, from, count);
             if (m_.average) add("the EMA of ", m_.average + shard, from, count);
             m_.exp_avg.from(shard).visit_moment([&](const auto* x) { add("exp_avg of ", x, from, count); });

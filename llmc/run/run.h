@@ -245,7 +245,7 @@ inline void check_options_of_backend(const Run& run) {
             o.offload.c_str());
     refuse_together(o.nondeterministic_attention && o.detect_nondeterminism, "--detect-nondeterminism",
                     "--nondeterministic-attention", "one would find the other");
-    refuse_together(o.zero > 1 && o.detect_nondeterminism, "--detect-nondeterminism", "--zero 2",
+    refuse_together(o.zero > 1 && o.detect_nondeterminism, "--detect-nondeterminism", format("--zero %d", o.zero),
                     "it compares whole gradients, which no rank keeps", "--zero 1");
     refuse_without(o.sample_interval > 0 && !run.tokenizer, "--sample-interval", "a tokenizer", "--tokenizer DIR");
 }
