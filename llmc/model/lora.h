@@ -248,15 +248,15 @@ inline int most_lora_rank(const ModelConfig& c) {
 
 // ---- computing --------------------------------------------------------------------------------------------------------------
 
-// Dropout of rows of sequences that may be cut over ranks (Zigzag): each rank drops what one rank would. `of_samples` begins with
-// the micro-batch of whole sequences; T: this rank's rows of each.
+// Dropout of rows of sequences that may be cut over ranks (Zigzag): all ranks together drop the same numbers as one rank. The
+// numbers of `of_samples` are counted from the first row of the micro-batch of whole sequences; T: this rank's rows of each.
 struct RowDropout {
     Dropout of_samples;
     Zigzag part;
     int T = 0;
 
     bool on() const { return of_samples.rate > 0; }
-    // Of n rows from row `first` on, which out and inp begin with. out may be inp.
+    // out and inp: n rows, the first of which is row `first` of the micro-batch. out may be inp.
     void forward(be::Ctx& ctx, floatX* out, const floatX* inp, int first, int n, int columns) const {
         const bool cut = part.cp.size > 1;
         for (int row = first, next = 0; row < first + n; row = next) {

@@ -208,7 +208,7 @@ inline void load_model(Run& run, Model& m) {
 inline std::vector<double> score_answers(be::Ctx& ctx, Model& m, const DataLoader& data) {
     std::vector<double> mine(3 * (size_t)data.n_pairs());
     const auto keep = [&](const std::vector<AnswerPair>& pairs) {
-        if (m.ranks->mesh.tp.rank > 0 || m.ranks->mesh.cp.rank > 0) return;  // those of the first ranks count
+        if (m.ranks->mesh.tp.rank > 0 || m.ranks->mesh.cp.rank > 0) return;  // the first ranks report them
         for (const AnswerPair& pair : pairs) {
             double* of_pair = mine.data() + 3 * pair.number;
             of_pair[0] = pair.chosen.log_p;
