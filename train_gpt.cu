@@ -662,7 +662,8 @@ static void classify(const Pass& p, int row, int rows, real loss_scale, real z_c
 }
 
 // Compares the answers of a micro-batch by its rows' losses: sets the weights of their gradients, and adds to the sums. With
-// tensor parallelism every rank knows all losses; with context parallelism all compare whole answers, and the first rank counts.
+// tensor parallelism every rank knows all losses; with context parallelism all ranks compare whole answers, and the first one
+// adds to the sums.
 static void compare_answers(const Pass& p) {
     Activations& a = p.m.a;
     const size_t N = (size_t)p.N(), T = (size_t)p.in.T;

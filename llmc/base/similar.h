@@ -21,8 +21,8 @@ inline size_t edit_distance(const std::string& a, const std::string& b) {
     return d[a.size()][b.size()];
 }
 
-// Names close to `given`: of which it is the start up to an underscore, else misspelled in at most one letter of four, else those
-// that contain it.
+// Names close to `given`: names that start with it up to an underscore; else names that differ in at most one letter of four;
+// else names that contain it.
 inline std::vector<std::string> similar_names(const std::string& given, const std::vector<std::string>& names) {
     std::vector<std::string> found;
     if (given.size() < 3 || given.size() > 100) return found;

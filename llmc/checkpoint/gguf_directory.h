@@ -1,5 +1,5 @@
-// A GGUF file in place of a model directory: --model X.gguf, --tokenizer X.gguf. Its texts (config.json, tokenizer) are files in
-// memory, X.gguf/config.json; the weights are read from the file (gguf_weights.h).
+// A GGUF file in place of a model directory: --model X.gguf, --tokenizer X.gguf. Its texts (config.json, tokenizer) are files
+// in memory, X.gguf/config.json; the weights are read from the file (gguf_weights.h).
 #pragma once
 #include <algorithm>
 #include <filesystem>

@@ -93,7 +93,8 @@ inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const
 
 // Log-likelihoods of continuations, longest sequences first, as many per pass as fit in B x T tokens. Requests are divided
 // among copies of the model; all ranks get all scores. run(pass, scores) computes a pass and, on ranks with the head, adds the
-// scores of its rows, of which a rank of cp has some. All ranks call stop before each pass, equally often; if it returns true, there are no scores.
+// scores of its rows; with context parallelism a rank has some of them. All ranks call stop before each pass, equally often; if
+// it returns true, there are no scores.
 template <class Run, class Stop>
 std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int T, int virtual_tokens,
                                                  const std::vector<Request>& requests, Progress* progress, Run run, Stop stop) {

@@ -314,8 +314,8 @@ inline void check_config(const ModelConfig& c) {
     within("the divisor of logits", c.logit_divisor, 1e-6, 1e6);
     if (c.residual_scale != 1 && (c.norm_after() || c.embedding_norm || c.position == Position::learned))
         fail(
-            "a factor of residual terms, %g, needs norms before attention and MLP only, and neither learned positions nor a norm "
-            "of the embedding; HINT: --norm-place before, --position-embedding-type rope",
+            "a factor of residual terms, %g, requires norms before attention and MLP only, and neither learned positions nor a "
+            "norm of the embedding; HINT: --norm-place before, --position-embedding-type rope",
             c.residual_scale);
     within("--window-size", c.window, 0, 1 << 28);
     for (const double rate : {c.embedding_dropout, c.attention_dropout, c.hidden_dropout}) within("dropout", rate, 0, 0.99);

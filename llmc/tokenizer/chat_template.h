@@ -203,8 +203,8 @@ inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::st
     if (!name.empty()) {
         if (const ChatTemplate* t = chat_template_called(name)) return *t;
         fail_usage(
-            "--chat-template is '%s'; the templates are %s; HINT: without --chat-template, a template of your own is used, if it "
-            "is chat_template.jinja next to the tokenizer",
+            "--chat-template is '%s'; the templates are %s; HINT: without --chat-template, a file chat_template.jinja next to "
+            "the tokenizer is used",
             name.c_str(), names.c_str());
     }
     std::string place = adapter, jinja = adapter.empty() ? "" : jinja_template_of(adapter);
