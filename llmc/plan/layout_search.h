@@ -285,7 +285,9 @@ public:
     FoundLayouts run() {
         const double begin = monotonic_seconds();
         // Higher stages of ZeRO send gradients, and parameters, in every micro-batch: only if nothing else fits, or on request.
-        for (stage_ = 1; stage_ <= (given("zero") || problem_.o.detect_nondeterminism ? 1 : 3) && found_.fit.empty(); stage_++)
+        for (const bool higher : {false, true}) {
+            if (higher && (given("zero") || problem_.o.detect_nondeterminism || !found_.fit.empty())) break;
+            higher_stages_ = higher;
             for (const int ranks : problem_.ranks) {
                 o_ = problem_.o;
                 problem_.set_hardware(o_, ranks);
@@ -293,6 +295,7 @@ public:
                 for (const int tp : divisors(ranks))
                     if (is_free("tensor-model-parallel-size", tp, problem_.o.tensor_model_parallel_size)) try_tensor(ranks, tp);
             }
+        }
         choose();
         found_.seconds = monotonic_seconds() - begin;
         return std::move(found_);
@@ -398,7 +401,7 @@ private:
         fullest_ = fullest_of(l, s.micro_batches());
         for (const bool cut : {true, false})
             for (const int zero : {1, 0, 2, 3}) {
-                if (!given("zero") && (stage_ > 1 ? zero != stage_ : zero > 1)) continue;
+                if (!given("zero") && (zero > 1) != higher_stages_) continue;
                 if (l.tp == 1 ? !cut : !is_free("no-sequence-parallel", cut, !problem_.o.no_sequence_parallel)) continue;
                 if (l.dp() * l.cp == 1 && !given("zero") ? zero != 1 : !is_free("zero", zero, problem_.o.zero)) continue;
                 l.sequence_parallel = l.tp == 1 ? !problem_.o.no_sequence_parallel : cut;
@@ -607,7 +610,7 @@ private:
     std::vector<FullRank> fullest_;
     StageMemory memory_;
     double most_ = 0;
-    int stage_ = 1;  // of ZeRO that is tried unless one is given, with 0
+    bool higher_stages_ = false;  // of ZeRO: 2 and 3 are tried instead of 0 and 1, unless one is given
     std::map<StageKey, double> sizes_;
     std::map<std::tuple<int, int, std::vector<int>>, std::vector<FullRank>> known_fullest_;
 };
