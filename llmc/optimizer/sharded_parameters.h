@@ -1,8 +1,8 @@
 // ZeRO-3 (Rajbhandari et al., 2020): the parameters are sharded as well (sharded_gradients.h). TrainingMemory::params has only
-// this rank's shards, in the order of the optimizer's state. Before a pass reads a block's matrices, the head's or the
-// embedding's, they are gathered from the ranks of their shards into one of two areas (sections.h), while the section before it
-// is in use, which the section after the next one overwrites. A section that is still there is not gathered again before an
-// update. Vectors, under a thousandth of all, are gathered once after an update.
+// this rank's shards, in the order of the optimizer's state. Before a pass reads the matrices of a block, the head or the
+// embedding, they are gathered into one of two areas (sections.h), while the previous section is in use in the other one. A
+// section that is still in its area is gathered again only after an update. Vectors, under a thousandth of all, are gathered
+// once after each update.
 //
 // Bytes per parameter and rank: 16 / ranks, and 6 for each parameter of two blocks. Parameters are sent twice in every
 // micro-batch, for the forward and for the backward pass, instead of once in a step. All data-parallel ranks must make the same
