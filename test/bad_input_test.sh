@@ -353,7 +353,7 @@ for n in 0 3 100 3000 $((bytes / 2)) $((bytes - 1)); do
 done
 python3 -c 'b = open("good.gguf", "rb").read(); open("nan.gguf", "wb").write(b[:-600] + 600 * b"\xff")'
 refuse "GGUF with numbers that are none"    "nan.gguf: tensor .*not finite" "$program" import --gguf nan.gguf --out from-gguf
-refuse "GGUF as a model, damaged"           "model.gguf: tensor .*not finite" "$program" generate --model nan.gguf --prompt a
+refuse "GGUF as a model, damaged"           "nan.gguf: tensor .*not finite" "$program" generate --model nan.gguf --prompt a
 refuse "import: a place that is none"       "cannot write /proc/x: No such file or directory; HINT" "$program" import --gguf good.gguf --out /proc/x
 refuse "import: below a file"               "cannot write good.txt/x: Not a directory; HINT" "$program" import --gguf good.gguf --out good.txt/x
 refuse "export: a folder that is not there" "cannot write nowhere/x.gguf: .*HINT" "$program" export --model model --gguf nowhere/x.gguf
