@@ -532,10 +532,6 @@ inline int curate(const CurateOptions& o, InputShare* share) {
                    o.output.c_str());
     return curation::Curation(o, share).run();
 }
-inline int curate_on_ranks(World& world, const CurateOptions& given) {
-    if (world.size() == 1) return curate(given, nullptr);
-    CurateOptions o = given;
-    if (!o.threads) o.threads = share_of_machine(world);
-    SharedInput share(world);
-    return share.run([&] { curate(o, &share); });
+inline int curate_on_ranks(World& world, const CurateOptions& o) {
+    return run_on_ranks(world, o, &CurateOptions::threads, curate);
 }

@@ -164,6 +164,16 @@ inline void print_prepared(const PrepareOptions& o, const ChatEncoder* chat, con
                           tokens.c_str(), (double)counts.bytes / (double)std::max<int64_t>(1, counts.tokens)));
 }
 
+// Runs a command on text: as one process, or with a share of the input for each rank. threads: the option for their number, by default
+// this rank's part of the machine.
+template <class Options>
+int run_on_ranks(World& world, Options o, int Options::*threads, int (*command)(const Options&, InputShare*)) {
+    if (world.size() == 1) return command(o, nullptr);
+    if (!(o.*threads)) o.*threads = share_of_machine(world);
+    SharedInput share(world);
+    return share.run([&] { command(o, &share); });
+}
+
 // What rank 0 needs to append a rank's part of the data.
 struct PreparedPart {
     TokenDatasetWriter::Kept kept;
@@ -208,8 +218,8 @@ inline void join_parts(InputShare& share, const std::string& prefix, TokenDatase
     progress.finish();
 }
 
-// share: null, or of this rank, whose part of the data rank 0 gets.
-inline void prepare(const PrepareOptions& given, InputShare* share) {
+// share: null, or of this rank, whose part of the data rank 0 gets. Returns the exit status.
+inline int prepare(const PrepareOptions& given, InputShare* share) {
     PrepareOptions o = given;
     check_prepare_options(o);
     const bool chats = o.chat || o.preference;
@@ -242,7 +252,7 @@ inline void prepare(const PrepareOptions& given, InputShare* share) {
         if (share) share->gather("");  // rank 0's state is the last file to go
         state->finish();
         print_line(stdout, "note: " + prefix + ".bin is complete already; nothing was left to do");
-        return;
+        return 0;
     }
     TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt,
                               chat ? chat->recorded() : "", o.preference);
@@ -260,7 +270,7 @@ inline void prepare(const PrepareOptions& given, InputShare* share) {
         writer.discard();
         if (state) state->finish();
         share->gather("");
-        return;
+        return 0;
     }
     if (writer.n_documents() == 0)
         fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
@@ -270,19 +280,11 @@ inline void prepare(const PrepareOptions& given, InputShare* share) {
     if (state) state->finish();
     print_notes(counts, o, tokenizer);
     print_prepared(o, chat ? &*chat : nullptr, writer, counts);
-}
-
-inline int prepare_command(const PrepareOptions& o) {
-    prepare(o, nullptr);
     return 0;
 }
-// On all ranks.
-inline int prepare_on_ranks(World& world, const PrepareOptions& given) {
-    if (world.size() == 1) return prepare_command(given);
-    PrepareOptions o = given;
-    if (!o.workers) o.workers = share_of_machine(world);
-    SharedInput share(world);
-    return share.run([&] { prepare(o, &share); });
+
+inline int prepare_on_ranks(World& world, const PrepareOptions& o) {
+    return run_on_ranks(world, o, &PrepareOptions::workers, prepare);
 }
 
 // Measures how well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white
