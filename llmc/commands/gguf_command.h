@@ -77,17 +77,21 @@ inline void find_ends(GgufTokenizer& t, const std::string& dir) {
     }
 }
 
+struct WrittenTensor {
+    const TensorSpec* spec;
+    GgufPart part;
+    GgufType type;
+};
+
 // Rows that are not whole blocks of the type have another one, so that the file is larger than it says.
-inline void note_other_types(const ModelConfig& c, const GgufArchitecture& a, const ParameterTable& table,
-                             const GgufFileType& type) {
+inline void note_other_types(const std::vector<WrittenTensor>& all, const GgufFileType& type) {
     const int block = (int)gguf_type(type.most).elements;
     int64_t matrices = 0, others = 0;
-    for (const TensorSpec& spec : table.rows)
-        for (const GgufPart& part : gguf_parts(c, a, spec)) {
-            if (gguf_type_of(c, spec, part.name, type) == GgufType::F32) continue;
-            matrices++;
-            others += spec.whole_cols % block != 0;
-        }
+    for (const WrittenTensor& w : all) {
+        if (w.type == GgufType::F32) continue;
+        matrices++;
+        others += w.spec->whole_cols % block != 0;
+    }
     if (others > 0)
         print_line(stderr,
                    format("note: %s of %s are in Q8_0 or F16: their rows are no multiples of %d, the numbers in a block of %s",
@@ -107,22 +111,17 @@ inline void write_gguf(const std::string& path, const ModelConfig& c, const Gguf
     header.add("general.quantization_version", 2);
     header.add("general.file_type", type.id);
     add_tokenizer(header, tokenizer);
-    struct Written {
-        const TensorSpec* spec;
-        GgufPart part;
-        GgufType type;
-    };
-    std::vector<Written> all;
+    std::vector<WrittenTensor> all;
     for (const TensorSpec& spec : table.rows)
         for (const GgufPart& part : gguf_parts(c, a, spec))
             all.push_back({&spec, part, gguf_type_of(c, spec, part.name, type)});
+    note_other_types(all, type);
     if (c.tied && a.needs_output) {
         all.push_back(all[0]);
         all.back().part.name = "output.weight";
         all.back().type = gguf_type_of(c, table.rows[0], "output.weight", type);
     }
-    note_other_types(c, a, table, type);
-    for (const Written& w : all) header.add_tensor(w.part.name, w.type, w.part.shape(*w.spec));
+    for (const WrittenTensor& w : all) header.add_tensor(w.part.name, w.type, w.part.shape(*w.spec));
     const bool scaled = c.rope_scaling.type == RopeScaling::Type::llama3;
     const std::vector<float> factors = scaled ? rope_factors(c) : std::vector<float>{};
     if (scaled) header.add_tensor(gguf_rope_factors, GgufType::F32, {(int64_t)factors.size()});
@@ -133,7 +132,7 @@ inline void write_gguf(const std::string& path, const ModelConfig& c, const Gguf
     std::vector<float> ours;
     std::string bytes;
     const TensorSpec* read = nullptr;
-    for (const Written& w : all) {
+    for (const WrittenTensor& w : all) {
         if (read != w.spec) {
             read = w.spec;
             ours.resize(read->size());
