@@ -62,6 +62,12 @@ inline const std::vector<GgufArchitecture>& gguf_architectures() {
 }
 
 // ---- configuration ---------------------------------------------------------------------------------------------------------
+// Granite's factors.
+inline constexpr const char* gguf_attention_scale = "attention.scale";
+inline constexpr std::pair<const char*, double ModelConfig::*> gguf_multipliers[] = {
+    {"embedding_scale", &ModelConfig::embedding_scale},
+    {"residual_scale", &ModelConfig::residual_scale},
+    {"logit_scale", &ModelConfig::logit_divisor}};
 // The metadata that describes a model. A window that the architecture does not have must have been removed.
 inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArchitecture& a) {
     nlohmann::ordered_json m = {{"general.architecture", a.name}};
@@ -107,10 +113,8 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
         set("rope.freq_base_swa", c.local_rope_base != 0 ? c.local_rope_base : c.rope_base);
     }
     if (a.multipliers) {
-        set("attention.scale", c.attention_scale != 0 ? c.attention_scale : 1 / std::sqrt((double)c.HS()));
-        set("embedding_scale", c.embedding_scale);
-        set("residual_scale", c.residual_scale);
-        set("logit_scale", c.logit_divisor);
+        set(gguf_attention_scale, c.attention_scale != 0 ? c.attention_scale : 1 / std::sqrt((double)c.HS()));
+        for (const auto& [key, factor] : gguf_multipliers) set(key, c.*factor);
     }
     if (c.attention_softcap != 0) set("attn_logit_softcapping", c.attention_softcap);
     if (c.logit_softcap != 0) set("final_logit_softcapping", c.logit_softcap);
@@ -131,7 +135,6 @@ inline double shortest_decimal(double stored) {
 inline void check_gguf_keys(const HfReader& in, const GgufArchitecture& a) {
     const nlohmann::json& metadata = in.j;
     const std::string architecture = a.name;
-    static const char* const multipliers[] = {"attention.scale", "embedding_scale", "residual_scale", "logit_scale"};
     static const char* const read[] = {"vocab_size",
                                        "context_length",
                                        "embedding_length",
@@ -167,7 +170,9 @@ inline void check_gguf_keys(const HfReader& in, const GgufArchitecture& a) {
     for (const auto& [key, value] : metadata.items()) {
         if (key.compare(0, architecture.size() + 1, architecture + ".") != 0) continue;
         const std::string rest = key.substr(architecture.size() + 1);
-        const bool factor = std::find(std::begin(multipliers), std::end(multipliers), rest) != std::end(multipliers);
+        const bool factor =
+            rest == gguf_attention_scale || std::any_of(std::begin(gguf_multipliers), std::end(gguf_multipliers),
+                                                        [&](const auto& multiplier) { return rest == multiplier.first; });
         const bool known = (a.multipliers && factor) || std::find(std::begin(read), std::end(read), rest) != std::end(read);
         const auto allowed = std::find_if(harmless.begin(), harmless.end(), [&](const auto& h) { return h.first == rest; });
         if (!known && allowed == harmless.end())
@@ -306,14 +311,11 @@ inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string
     if (c.norm_plus_one) c.embedding_scale = std::sqrt((double)c.C);
     if (a.scaled_by_width == c.L) c.attention_scale = 1 / std::sqrt((double)c.C / c.NH);
     if (a.multipliers) {  // llama.cpp takes 0 for 1, and for the usual scale of scores
-        const auto factor = [&](const char* name) {
+        c.attention_scale = number(gguf_attention_scale, 0);
+        for (const auto& [name, factor] : gguf_multipliers) {
             const double given = number(name, 0);
-            return given == 0 ? 1 : given;
-        };
-        c.attention_scale = number("attention.scale", 0);
-        c.embedding_scale = factor("embedding_scale");
-        c.residual_scale = factor("residual_scale");
-        c.logit_divisor = factor("logit_scale");
+            c.*factor = given == 0 ? 1 : given;
+        }
     }
     c.attention_softcap = number("attn_logit_softcapping", 0);
     c.logit_softcap = number("final_logit_softcapping", 0);
