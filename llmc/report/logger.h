@@ -556,16 +556,15 @@ private:
             if (hold_) hold_();
             file_.append(j);
         });
-        if (tensorboard_)
-            attempt("TensorBoard's file", [&] {
+        const auto also = [&](const char* what, const auto& file) {
+            if (!file) return;
+            attempt(what, [&] {
                 if (hold_) hold_();
-                tensorboard_->add(j);
+                file->add(j);
             });
-        if (prometheus_)
-            attempt("Prometheus' file", [&] {
-                if (hold_) hold_();
-                prometheus_->add(j);
-            });
+        };
+        also("TensorBoard's file", tensorboard_);
+        also("Prometheus' file", prometheus_);
         attempt("the report", [&] { records_.add(j); });
     }
 
