@@ -433,6 +433,13 @@ struct WorldState {
         _exit(status);
     }
 
+    // Also in a process that is otherwise quiet: no other one may know the error.
+    [[noreturn]] void end_by_error(const std::string& error) {
+        is_quiet() = false;
+        print_line(stderr, "error: " + error);
+        end_run(1);
+    }
+
     // Normally waits until the other ranks are done, too. After an error no rank can be waited for.
     void leave() {
         const bool well = std::uncaught_exceptions() <= exceptions;
@@ -515,8 +522,7 @@ struct WorldState {
         try {
             return monitor->longest_wait();
         } catch (const Error& e) {
-            print_line(stderr, "error: " + describe(rank) + ": " + e.what());
-            end_run(1);
+            end_by_error(describe(rank) + ": " + e.what());
         }
     }
     void open_status(const std::string& path, int flags) {
@@ -559,8 +565,7 @@ struct WorldState {
             format("%s: waited %.0f s in %s\n", describe(rank).c_str(), monotonic_seconds() - a.since, a.name().c_str());
         for (int r = 0; r < size && status_fd >= 0; r++)
             if (r != rank) text += "  " + read_status(r) + "\n";
-        print_line(stderr, "error: " + text + "HINT: " + a.hint);
-        end_run(1);
+        end_by_error(text + "HINT: " + a.hint);
     }
 };
 
@@ -576,8 +581,7 @@ public:
         try {
             if (state_) state_->leave();
         } catch (const Error& e) {
-            print_line(stderr, std::string("error: ") + e.what());
-            state_->end_run(1);
+            state_->end_by_error(e.what());
         }
     }
 
