@@ -28,6 +28,12 @@ void write_model(const std::string& dir, const ModelConfig& c, const ParameterTa
     publish_directory(dir, [&](const std::string& temporary) { write_model_files(temporary, c, table, params, texts); });
 }
 
+// Points p's tensors into a buffer that is laid out by the table.
+template <class E>
+void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E>& p, E* buffer) {
+    bind_rows(c, table, p, [&](size_t row) { return buffer + table.rows[row].offset; });
+}
+
 // A file with exactly this header and these bytes of data.
 std::string file_of(const std::string& header, const std::string& data) {
     return bytes_of<uint64_t>(header.size()) + header + data;

@@ -126,11 +126,6 @@ void bind_rows(const ModelConfig& c, const ParameterTable& table, Params<E>& p, 
     walk_parameters(c, table.part, p, [&](E*& slot, const TensorSpec&) { slot = place(row++); });
     if (c.tied && table.part.first) p.head = p.wte;
 }
-// Points p's tensors into a buffer that is laid out by the table.
-template <class E>
-void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E>& p, E* buffer) {
-    bind_rows(c, table, p, [&](size_t row) { return buffer + table.rows[row].offset; });
-}
 
 // n consecutive elements of an HfTensor, from `file` on: element file + k is element place(k) of our part.
 struct TensorRun {
