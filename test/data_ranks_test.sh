@@ -90,7 +90,7 @@ expect "and leaves nothing else" test "$(find . -maxdepth 1 -name 'big.*' ! -nam
 for i in 1 2 3 4; do gzip -c in/[a-e].jsonl >packed$i.jsonl.gz; done
 packed=(--input packed?.jsonl.gz --max-bad-lines 5%)
 expect "packed: one process" "$program" prepare --tokenizer tok "${packed[@]}" --output-prefix packed.one
-damage() { printf 'XXXX' | dd of=packed4.jsonl.gz bs=1 seek=$(($(stat -c %s packed4.jsonl.gz) - 8)) conv=notrunc status=none; }
+damage() { printf 'oops' | dd of=packed4.jsonl.gz bs=1 seek=$(($(stat -c %s packed4.jsonl.gz) - 8)) conv=notrunc status=none; }
 damage
 once "a damaged file" "error on rank 1 of 2.*packed4.jsonl.gz is not a complete gzip file" ranks 2 "${packed[@]}" --output-prefix stopped --resume
 expect "both ranks keep their positions" test -s stopped.resume.json -a -s stopped.rank-1-of-2.resume.json
