@@ -45,7 +45,7 @@ inline std::vector<int> token_ids(const nlohmann::ordered_json& config, const ch
     std::vector<int> ids;
     for (const auto& id : value.is_array()  ? value
                           : value.is_null() ? nlohmann::ordered_json::array()
-                                            : nlohmann::ordered_json{value}) {
+                                            : nlohmann::ordered_json::array({value})) {
         if (!id.is_number_integer() || id < 0 || id > INT_MAX)
             fail("%s: '%s' is %.200s; it must be a token id or a list of them", source.c_str(), key, value.dump().c_str());
         ids.push_back(id.get<int>());
