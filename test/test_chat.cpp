@@ -738,7 +738,7 @@ TEST(PrepareChat, FromFilesToBatches) {
         testing::internal::CaptureStderr();
         std::string failure;
         try {
-            prepare_command(options);
+            prepare(options, nullptr);
         } catch (const Error& e) {
             failure = e.what();
         }

@@ -63,7 +63,7 @@ std::string prepared(const PrepareOptions& o) {
     testing::internal::CaptureStderr();
     std::string failure;
     try {
-        EXPECT_EQ(prepare_command(o), 0);
+        EXPECT_EQ(prepare(o, nullptr), 0);
     } catch (const Error& e) {
         failure = e.what();
     }
@@ -538,7 +538,7 @@ TEST(Prepare, APatternThatTakesTooLongIsRefusedWithTheDocument) {
         o.output_prefix = dir / "out";
         o.tokenizer = dir / "tokenizer.json";
         o.split_documents = "blank";
-        test::expect_error([&] { prepare_command(o); }, {where + (dir / "tokenizer.json") + ": ", "(a+)+b|."});
+        test::expect_error([&] { prepare(o, nullptr); }, {where + (dir / "tokenizer.json") + ": ", "(a+)+b|."});
     }
 }
 
