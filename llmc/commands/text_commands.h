@@ -164,8 +164,8 @@ inline void print_prepared(const PrepareOptions& o, const ChatEncoder* chat, con
                           tokens.c_str(), (double)counts.bytes / (double)std::max<int64_t>(1, counts.tokens)));
 }
 
-// Runs a command on text: as one process, or with a share of the input for each rank. threads: the option for their number, by default
-// this rank's part of the machine.
+// Runs a command on text: as one process, or with a share of the input for each rank. threads: the option for their number, by
+// default this rank's part of the machine.
 template <class Options>
 int run_on_ranks(World& world, Options o, int Options::*threads, int (*command)(const Options&, InputShare*)) {
     if (world.size() == 1) return command(o, nullptr);
