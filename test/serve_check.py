@@ -623,38 +623,46 @@ def long_prompts():
     # The model's weights, and so the seeds of long texts, depend on the machine's matrix unit.
     length = lambda seed: one.ask(C, prompt="A", max_tokens=900, seed=seed)["usage"]["completion_tokens"]
     seed = next(s for s in range(1, 100) if length(s) >= 200)
-    connection = one.connect()
-    connection.request("POST", C, json.dumps({"prompt": "A", "max_tokens": 900, "stream": True, "seed": seed}), JSON)
-    stream = connection.getresponse()
-    lines, begin = [], time.monotonic()
 
-    def read():
-        try:
-            while line := stream.readline():
-                if line.startswith(b"data: {"):
-                    lines.append(time.monotonic() - begin)
-        except (OSError, AttributeError, ValueError, http.client.HTTPException):
-            pass  # closed below
+    def lines_meanwhile():
+        connection = one.connect()
+        connection.request("POST", C, json.dumps({"prompt": "A", "max_tokens": 900, "stream": True, "seed": seed}), JSON)
+        stream = connection.getresponse()
+        lines, begin = [], time.monotonic()
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    took = []
+        def read():
+            try:
+                while line := stream.readline():
+                    if line.startswith(b"data: {"):
+                        lines.append(time.monotonic() - begin)
+            except (OSError, AttributeError, ValueError, http.client.HTTPException):
+                pass  # closed below
 
-    def ask():
-        one.ask(C, prompt=["house " * 50] * 15, max_tokens=1)
-        took.append(time.monotonic() - begin)
+        reader = threading.Thread(target=read)
+        reader.start()
+        took = []
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    start = time.monotonic() - begin
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    between = sum(start < at < max(took) for at in lines)
-    connection.close()
-    reader.join()
+        def ask():
+            one.ask(C, prompt=["house " * 50] * 15, max_tokens=1)
+            took.append(time.monotonic() - begin)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        start = time.monotonic() - begin
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        between = sum(start < at < max(took) for at in lines)
+        connection.close()
+        reader.join()
+        return between >= 15 or len(lines) >= 890, (between, start, took, lines)
+
+    # Another attempt where a busy machine let the stream's threads wait all that time.
+    attempts = []
+    while not attempts or not attempts[-1][0] and len(attempts) < 5:
+        attempts.append(lines_meanwhile())
     one.end()
-    assert between >= 15 or len(lines) >= 890, (between, start, took, lines)
+    assert attempts[-1][0], attempts
 
 
 def gone_before_a_token():
