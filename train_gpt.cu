@@ -3,13 +3,12 @@ train_gpt: training of decoder-only language models (GPT-2, BLOOM, Llama, Qwen, 
 
 The model's computation is here, from tokens to updated weights; its building blocks are in llmc/: kernels, tensors, data,
 files, processes, options. In reading order:
-  1  the model's memory           plan_memory, allocate; its parts are in llmc/gpt/model_memory.h
-  2  initialization               initialize
-  3  one block                    block_forward next to block_backward
-  4  the whole model              embed, head, model_forward, model_backward
-  5  one training step            train_step: micro-batches, loss scale, clipping, update
-  6  the loop over steps          training_loop: step, validation, tasks, sample of text, checkpoint
-  7  a run                        train, main
+  1  initialization               initialize
+  2  one block                    block_forward next to block_backward
+  3  the whole model              embed, head, model_forward, model_backward
+  4  one training step            train_step: micro-batches, loss scale, clipping, update
+  5  the loop over steps          training_loop: step, validation, tasks, sample of text, checkpoint
+  6  a run                        train, main
 Generation, scoring and the other commands use these functions through llmc/gpt/gpt.h.
 
 Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query heads, NKV key/value heads, HS head size,
@@ -22,36 +21,28 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the activations that it stores for backward.
 */
 #include <algorithm>
-#include <array>
-#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 // The rooms of llmc/, from the lowest up; each include names the declarations used here.
 #include "llmc/base/types.h"  // floatX, real, Acc
-#include "llmc/base/check.h"  // fail_usage, CHECK
-#include "llmc/base/math.h"   // rope_table, alibi_slope
-#include "llmc/base/rng.h"    // InitialWeights, RngPurpose
+#include "llmc/base/rng.h"    // InitialWeights
 #include "llmc/ops.h"         // be::Ctx, every op (be::linear_forward, ...), their arguments (Output, ...), rounding_key
 #include "llmc/cpu/ops.h"
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
 #endif
-#include "llmc/model/arena.h"                 // HostSide
-#include "llmc/model/model_config.h"          // ModelConfig, Norm, Position, QkNorm
+#include "llmc/model/model_config.h"          // ModelConfig, Norm
 #include "llmc/model/mesh.h"                  // Mesh, Axis, LocalSizes
 #include "llmc/model/parameters.h"            // TensorSpec, RowBlock; of model_tensors.h: Init
 #include "llmc/model/fp8_training.h"          // Fp8Training, begin_step_in_fp8
 #include "llmc/model/preference.h"            // AnswerPair, Model::preference
 #include "llmc/model/recompute.h"             // Recompute, Kept, LinearInput, fp8_suffices, bf16_of
-#include "llmc/model/decoder.h"               // generate, KvCacheShape
 #include "llmc/data/dataloader.h"             // Batch, DataLoader
 #include "llmc/parallel/world.h"              // World: the processes
 #include "llmc/parallel/comm.h"               // be::all_reduce, ...
@@ -62,8 +53,10 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/optimizer/adamw.h"             // update_elementwise
 #include "llmc/optimizer/weight_average.h"    // update_average
 #include "llmc/gpt/model.h"                   // Model, MicroBatch, Block, Linear
-#include "llmc/gpt/model_memory.h"            // plan_linears, bind_linears, ...
+#include "llmc/gpt/model_memory.h"            // plan_memory, allocate
 #include "llmc/gpt/pass.h"                    // Pass, upload, clear_sums, read_sums
+#include "llmc/gpt/head_norms.h"              // head_norms_forward, head_norms_backward
+#include "llmc/gpt/answers.h"                 // compare_answers
 #include "llmc/gpt/context_parallel.h"        // context_attention_forward, context_attention_backward
 #include "llmc/gpt/expert_parallel.h"         // dispatch, gather_for_experts, reduce_from_experts
 #include "llmc/gpt/expert_layer.h"            // expert_layer_forward, router_backward, ..., the shared expert
@@ -77,7 +70,6 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/checkpoint/agreement.h"        // describe_overrides
 #include "llmc/checkpoint/training_state.h"   // TrainingState
 #include "llmc/infer/scoring.h"               // task_functions
-#include "llmc/infer/inference.h"             // prompt_tokens
 #include "llmc/run/diagnostics.h"             // hash_gradients
 #include "llmc/run/timetable.h"               // Timetable
 #include "llmc/run/run.h"                     // Run, set_up
@@ -85,82 +77,13 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/run/trainer.h"                 // TrainerBase, which Trainer extends
 #include "llmc/run/plan_run.h"                // plan_run, load_model
 #include "llmc/run/training_log.h"            // TrainingLog
+#include "llmc/run/sample_text.h"             // sample_prompt, generate_sample
 #include "llmc/run/training_loop.h"           // TrainingLoop: decisions, saves, logs
 #include "llmc/commands/model_commands.h"     // tune, sweep, generate, serve, eval
 #include "llmc/commands/program.h"            // run_program, with the commands that need no model
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 1  The model's memory: planned by purpose, allocated at once, then pointed to. model.h has the structs, with each tensor's
-//    shape: a block's activations of a micro-batch, its matrices and norms, and buffers shared by all blocks.
-
-void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache,
-                 const std::vector<int>& micro_batches) {
-    T = (T + m.c.virtual_tokens.count) / m.ranks->mesh.cp.size;
-    m.recompute = recompute;
-    const int topk = m.c.mixture.on() ? m.c.mixture.topk : 1, ep = m.dispatching_ranks();
-    if ((int64_t)B * T > INT_MAX / topk / ep)
-        fail_usage("--micro-batch-size %d x --seq-length %d%s%s exceeds the maximum of %d tokens per pass; HINT: a smaller one",
-                   B, T, m.c.mixture.on() ? format(" x %d experts", topk).c_str() : "",
-                   ep > 1 ? format(" x %d expert-parallel ranks", ep).c_str() : "", INT_MAX);
-    CHECK(B * T >= cache.sequences, "%d sequences in passes of %d rows", cache.sequences, B * T);
-    const bool training = recompute != Recompute::inference, fp8 = training && m.fp8.recipe.on;
-    m.a.B = B;
-    m.a.T = T;
-    m.a.head_rows = std::min(head_rows, B * T);
-    m.cache.shape = {cache.sequences, cache.tokens ? cache.tokens : m.c.T};
-    m.cache.row = (size_t)m.local.NKVl * m.c.HS();
-
-    m.plan(m.arena, training);
-    plan_linears(m, fp8);
-    plan_adapters(m);
-    plan_micro_batches(m, micro_batches);
-    plan_activations(m, fp8);
-    if (fp8) plan_fp8(m);
-    if (m.table.part.last) plan_head(m);
-    m.arena.add("activations: embedding, head", &m.a.sums, 1);
-    if (m.c.position == Position::alibi) m.arena.add("activations: embedding, head", &m.slopes, m.local.NHl);
-    const bool rope = m.c.position == Position::rope;
-    const size_t angles = (size_t)m.c.T * m.c.rotated();
-    if (rope) m.arena.add("activations: embedding, head", &m.cos_sin, angles);
-    if (rope && m.c.window && m.c.local_rope_base > 0) m.arena.add("activations: embedding, head", &m.window_cos_sin, angles);
-    if (training) plan_activation_gradients(m);
-    if (cache.sequences) plan_cache(m);
-}
-
-// Allocates the planned memory, fills in constants, and sets all pointers that are views of other tensors.
-void allocate(be::Ctx& ctx, Model& m) {
-    const bool trains = m.recompute != Recompute::inference;
-    m.arena.allocate(host_memory_for(m), trains ? advice_training : advice_inference);
-    const ModelConfig& c = m.c;
-    const auto send = [&](real* place, const std::vector<real>& from) {
-        be::upload(ctx, place, from.data(), from.size() * sizeof(real));
-    };
-    std::vector<real> slopes, cos_sin;
-    if (m.slopes)
-        for (int h = 0; h < m.local.NHl; h++) slopes.push_back(alibi_slope(m.ranks->mesh.tp.rank * m.local.NHl + h, c.NH));
-    send(m.slopes, slopes);
-    // Rotary tables cover the longest sequence that this run can reach: for a conversation or the server, the cache's whole
-    // capacity.
-    const int longest = trains || !m.cache.shape.sequences ? m.whole_T() : std::max(m.a.T, m.cache.shape.tokens);
-    for (real* table : {m.cos_sin, m.window_cos_sin}) {
-        if (!table) continue;
-        const RopeTable rope = c.rope(table == m.window_cos_sin, longest);
-        rope_table(cos_sin, c.T, rope_frequencies(rope), rope_attention_factor(rope.scaling));
-        send(table, cos_sin);
-    }
-    bind_linears(m);
-    m.a.dfc1 = m.a.dqkv;
-    m.a.dact = gated(c.activation) || c.mixture.on() ? m.a.datt : m.a.dfc1;
-    for (auto& chunk : m.a.micro_batches)
-        for (MicroBatch& in : chunk) {
-            for (size_t i = 2; i < in.x.size(); i++)
-                if (!in.x[i]) in.x[i] = in.x[i - 2];
-            for (size_t i = 0; i < in.blocks.size(); i++) share_tensors(m, in, i);
-        }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------------
-// 2  Initialization: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
+// 1  Initialization: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
 //    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1; each
 //    times the tensor's factor (parametrization.h).
 void initialize(be::Ctx& ctx, Model& m, uint64_t seed, bool only_routers) {
@@ -192,7 +115,7 @@ void initialize(be::Ctx& ctx, Model& m, uint64_t seed, bool only_routers) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). NormPlace selects norms before attention and MLP, after them, or
+// 2  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). NormPlace selects norms before attention and MLP, after them, or
 // in both places; or parallel branches, whose norms both read the same x. The block's parts come first, each forward next to
 // its backward; their arguments are the tensors that they write, then those that they read. To see how they connect, read
 // block_forward and block_backward first. linear.h has linear_forward and linear_backward.
@@ -238,40 +161,6 @@ static const floatX* add_norm2_backward(const Pass& p, const Block& b, floatX* d
     if (parallel) be::copy_rows(p.ctx, dattn, bytes, dx, bytes, bytes, 1);
     norm_backward(p, b.norm2, dx, p.summed_bias(b.proj()), dnorm2, stats, inp, Acc::Add);
     return parallel ? dattn : dx;
-}
-
-// Norms of queries and keys (Henry et al., 2020), in place: one per head, or one over all heads.
-static HeadRows heads_of(const Pass& p, bool keys) {
-    const LocalSizes& n = p.m.local;
-    return {p.N(), (size_t)n.QKVl, p.m.c.qk_norm == QkNorm::whole ? 1 : keys ? n.NKVl : n.NHl};
-}
-// Parameters of the norms of queries (0) and keys (1). If one norm spans heads of several tp ranks, params[k].means are over
-// all of them: set_sums(k, sums) sets this rank's sums (N). Key heads held by several ranks are counted once.
-template <class SetSums>
-std::array<NormParams, 2> head_norm_params(const Pass& p, const Block& b, SetSums set_sums) {
-    std::array<NormParams, 2> params = {b.head_norms[0].params, b.head_norms[1].params};
-    if (!p.m.cuts_head_norms()) return params;
-    const size_t N = (size_t)p.N();
-    real* const sums = p.m.a.head_sums;
-    for (int k = 0; k < 2; k++) set_sums(k, sums + k * N);
-    be::all_reduce(p.ctx, p.m.ranks->tp, sums, 2 * N);
-    const int heads[] = {p.m.c.NH, p.m.c.NKV * p.m.local.replicas};
-    for (int k = 0; k < 2; k++) params[k].means = {sums + k * N, 1 / (real)(heads[k] * p.m.c.HS())};
-    return params;
-}
-static void head_norms_forward(const Pass& p, const Block& b, floatX* qkv, const HeadNormInput* heads) {
-    floatX* qk[] = {qkv, qkv + (size_t)p.m.local.NHl * p.m.c.HS()};
-    const auto params = head_norm_params(
-        p, b, [&](int k, real* sums) { be::head_norm_squares(p.ctx, sums, qk[k], b.head_norms[k].params.C, heads_of(p, k)); });
-    for (int k = 0; k < 2; k++) be::head_norm_forward(p.ctx, qk[k], heads[k].x, heads[k].rstd, params[k], heads_of(p, k));
-}
-static void head_norms_backward(const Pass& p, const Block& b, floatX* dqkv, const HeadNormInput* heads) {
-    floatX* qk[] = {dqkv, dqkv + (size_t)p.m.local.NHl * p.m.c.HS()};
-    const auto params = head_norm_params(p, b, [&](int k, real* sums) {
-        be::head_norm_products(p.ctx, sums, qk[k], heads[k].x, b.head_norms[k].params, heads[k].rstd, heads_of(p, k));
-    });
-    for (int k = 0; k < 2; k++)
-        be::head_norm_backward(p.ctx, qk[k], b.head_norms[k].grads, heads[k].x, params[k], heads[k].rstd, heads_of(p, k));
 }
 
 // ---- Attention --------------------------------------------------------------------------------------------------------------
@@ -586,7 +475,7 @@ static void block_backward(const Pass& p, int i) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 4  The whole model
+// 3  The whole model
 
 // Clears the gradients that a step only adds to: vectors and embeddings. The first micro-batch's products set the gradients of
 // the head and of the blocks' matrices, most of the memory (MicroBatch::gradients), which saves clearing and reading them. With
@@ -659,32 +548,6 @@ static void classify(const Pass& p, int row, int rows, real loss_scale, real z_c
     be::classifier_statistics(p.ctx, mine, a.logits, targets, rows, shard, constants.softcap);
     be::all_gather(p.ctx, p.m.ranks->tp, a.statistics, mine, (size_t)2 * rows);
     be::classifier_shard(p.ctx, a.logits, losses, targets, a.statistics, tp.size, rows, shard, constants);
-}
-
-// Compares the answers of a micro-batch by its rows' losses: sets the weights of their gradients, and adds to the sums. With
-// tensor parallelism every rank knows all losses; with context parallelism all ranks compare whole answers, and the first one
-// adds to the sums.
-static void compare_answers(const Pass& p) {
-    Activations& a = p.m.a;
-    const size_t N = (size_t)p.N(), T = (size_t)p.in.T;
-    HostSide<real> weight(p.ctx, a.weight, N);
-    if (!p.cut_context()) {
-        HostSide<real> loss(p.ctx, a.loss, N);
-        loss.download();
-        p.m.preference.compare(p.in.pairs, loss.data(), weight.data(), a.pair_sums);
-        return weight.upload();
-    }
-    const Axis& cp = p.in.part.cp;
-    be::all_gather(p.ctx, p.m.ranks->cp, a.all_losses, a.loss, N);
-    HostSide<real> gathered(p.ctx, a.all_losses, cp.size * N);
-    gathered.download();
-    std::vector<real> losses(cp.size * N), weights(cp.size * N);  // in the order of whole sequences
-    for (int rank = 0; rank < cp.size; rank++)
-        for (size_t i = 0; i < N; i++) losses[Zigzag{{cp.size, rank}}.row_of_batch(i, T)] = gathered.data()[rank * N + i];
-    PreferenceSums counted_elsewhere;
-    p.m.preference.compare(p.in.pairs, losses.data(), weights.data(), cp.rank == 0 ? a.pair_sums : counted_elsewhere);
-    for (size_t i = 0; i < N; i++) weight.data()[i] = weights[p.in.part.row_of_batch(i, T)];
-    weight.upload();
 }
 
 // The gradient of the head's weight from the logits' gradient for rows [row, row + rows), which have inputs inp.
@@ -786,7 +649,7 @@ void model_backward(const Pass& p) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 5  One training step
+// 4  One training step
 
 struct Trainer : TrainerBase {
     Model& m;
@@ -985,7 +848,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 6  The loop over steps
+// 5  The loop over steps
 
 std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t first, int64_t n,
                                               const std::function<bool()>& stop,
@@ -1025,11 +888,6 @@ std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const Data
     return sums;
 }
 
-// The prompt of the samples that a run generates.
-static std::vector<int> sample_prompt(const Run& run, const Model& m) {
-    return prompt_tokens(*run.tokenizer, run.o.sample_prompt, std::min(m.c.room(), m.a.B * m.a.T), "--sample-prompt");
-}
-
 // Returns false if the run is to stop. last: after the run's last step.
 static bool validate(Run& run, Trainer& t, TrainingLoop& loop, bool last) {
     const double start = monotonic_seconds();
@@ -1046,30 +904,6 @@ static bool validate(Run& run, Trainer& t, TrainingLoop& loop, bool last) {
     return loop.report_validation(sums, of_average, first, start, last);
 }
 
-// Generates --sample-tokens tokens into the log. Returns false if the run is to stop.
-static bool generate_sample(Run& run, Trainer& t, TrainingLog& log, Generator& generator) {
-    const TrainOptions& o = run.o;
-    std::string text;
-    bool stop = false;
-    int votes = 0;
-    const auto vote = [&] {  // true: continue
-        votes++;
-        return !(stop = t.stop());
-    };
-    const auto emit = [&](int token) {
-        text += run.tokenizer->token_bytes(token);
-        return vote();
-    };
-    const SamplingOptions sampling = {0.8, 0, 0.95, run.tokenizer->vocab_size()};
-    const auto sample = (uint32_t)t.state.step;
-    generate(generator,
-             {sample_prompt(run, t.m), o.sample_tokens, sampling, (uint64_t)o.seed, sample, run.texts.end_ids, emit});
-    // All ranks vote equally often, including ranks of a replica whose text ended before another one's.
-    while (!stop && votes < o.sample_tokens) vote();
-    if (!stop) log.sample(t.state.step, o.sample_prompt, text);
-    return !stop;
-}
-
 // The loop over the steps of a run: each step, then validation, tasks, a sample of text and a checkpoint where they are due.
 static void training_loop(Run& run, Trainer& t, TrainingLoop& loop, TrainingLog& log) {
     std::optional<Generator> generator;
@@ -1082,7 +916,8 @@ static void training_loop(Run& run, Trainer& t, TrainingLoop& loop, TrainingLog&
         const auto run_timed = [&](TimeBudget::Work kind, auto work) { now.stop = now.stop || !loop.timed(kind, work); };
         if (due.validation) run_timed(TimeBudget::validation, [&] { return validate(run, t, loop, last); });
         if (due.tasks && !now.stop) run_timed(TimeBudget::tasks, [&] { return loop.measure_tasks(tasks); });
-        if (due.sample && !now.stop) run_timed(TimeBudget::sample, [&] { return generate_sample(run, t, log, *generator); });
+        if (due.sample && !now.stop)
+            run_timed(TimeBudget::sample, [&] { return generate_sample(run, t, t.m, log, *generator); });
         loop.save_after_step(last, now);
         return now.stop;
     };
@@ -1110,7 +945,7 @@ static void training_loop(Run& run, Trainer& t, TrainingLoop& loop, TrainingLog&
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 7  A run
+// 6  A run
 
 static void train(World& world, const TrainOptions& given) {
     check_nothing_is_missing(given);

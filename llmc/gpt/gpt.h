@@ -13,13 +13,6 @@
 #include "model_memory.h"
 #include "pass.h"
 
-// Plans all memory of a run in m.arena, for allocate(). B x T: the largest micro-batch, without virtual tokens, which are added
-// to T. head_rows: rows of logits in memory at a time. cache: shape of the key/value cache; by default none. micro_batches: all
-// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. Fails for more
-// than INT_MAX rows.
-void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache = {},
-                 const std::vector<int>& micro_batches = {1});
-void allocate(be::Ctx& ctx, Model& m);
 void initialize(be::Ctx& ctx, Model& m, uint64_t seed, bool only_routers = false);
 
 // The input of the head, from rows of the residual stream, into a.final_norm.

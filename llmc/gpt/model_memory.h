@@ -1,10 +1,11 @@
 // The memory of a GPT on one rank: plans the tensors of model.h in the arena and, once that is allocated, sets the pointers.
-// plan_memory() and allocate() in train_gpt.cu call all of these functions.
 //   for_each_tensor      the one list of a block's activations, which determines planning, sharing and recomputation
 //   plan_...             sizes, and places in the arena by purpose
 //   bind_linears         each layer's parameters, and the buffers for their gradients
+//   plan_memory, allocate    all of it
 #pragma once
 #include <algorithm>
+#include <climits>
 #include <tuple>
 #include <vector>
 
@@ -414,4 +415,76 @@ constexpr const char* advice_inference =
 
 inline size_t host_memory_for(const Model& m) {
     return memory_for_rank(*m.ranks, m.arena.bytes_on_host(), cpu::available_memory());
+}
+
+// ---- all of it --------------------------------------------------------------------------------------------------------------
+
+// Plans all memory of a run in m.arena, for allocate(). B x T: the largest micro-batch, without virtual tokens, which are added
+// to T. head_rows: rows of logits in memory at a time. cache: shape of the key/value cache; by default none. micro_batches: all
+// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. Fails for more
+// than INT_MAX rows.
+inline void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache = {},
+                        const std::vector<int>& micro_batches = {1}) {
+    T = (T + m.c.virtual_tokens.count) / m.ranks->mesh.cp.size;
+    m.recompute = recompute;
+    const int topk = m.c.mixture.on() ? m.c.mixture.topk : 1, ep = m.dispatching_ranks();
+    if ((int64_t)B * T > INT_MAX / topk / ep)
+        fail_usage("--micro-batch-size %d x --seq-length %d%s%s exceeds the maximum of %d tokens per pass; HINT: a smaller one",
+                   B, T, m.c.mixture.on() ? format(" x %d experts", topk).c_str() : "",
+                   ep > 1 ? format(" x %d expert-parallel ranks", ep).c_str() : "", INT_MAX);
+    CHECK(B * T >= cache.sequences, "%d sequences in passes of %d rows", cache.sequences, B * T);
+    const bool training = recompute != Recompute::inference, fp8 = training && m.fp8.recipe.on;
+    m.a.B = B;
+    m.a.T = T;
+    m.a.head_rows = std::min(head_rows, B * T);
+    m.cache.shape = {cache.sequences, cache.tokens ? cache.tokens : m.c.T};
+    m.cache.row = (size_t)m.local.NKVl * m.c.HS();
+
+    m.plan(m.arena, training);
+    plan_linears(m, fp8);
+    plan_adapters(m);
+    plan_micro_batches(m, micro_batches);
+    plan_activations(m, fp8);
+    if (fp8) plan_fp8(m);
+    if (m.table.part.last) plan_head(m);
+    m.arena.add("activations: embedding, head", &m.a.sums, 1);
+    if (m.c.position == Position::alibi) m.arena.add("activations: embedding, head", &m.slopes, m.local.NHl);
+    const bool rope = m.c.position == Position::rope;
+    const size_t angles = (size_t)m.c.T * m.c.rotated();
+    if (rope) m.arena.add("activations: embedding, head", &m.cos_sin, angles);
+    if (rope && m.c.window && m.c.local_rope_base > 0) m.arena.add("activations: embedding, head", &m.window_cos_sin, angles);
+    if (training) plan_activation_gradients(m);
+    if (cache.sequences) plan_cache(m);
+}
+
+// Allocates the planned memory, fills in constants, and sets all pointers that are views of other tensors.
+inline void allocate(be::Ctx& ctx, Model& m) {
+    const bool trains = m.recompute != Recompute::inference;
+    m.arena.allocate(host_memory_for(m), trains ? advice_training : advice_inference);
+    const ModelConfig& c = m.c;
+    const auto send = [&](real* place, const std::vector<real>& from) {
+        be::upload(ctx, place, from.data(), from.size() * sizeof(real));
+    };
+    std::vector<real> slopes, cos_sin;
+    if (m.slopes)
+        for (int h = 0; h < m.local.NHl; h++) slopes.push_back(alibi_slope(m.ranks->mesh.tp.rank * m.local.NHl + h, c.NH));
+    send(m.slopes, slopes);
+    // Rotary tables cover the longest sequence that this run can reach: for a conversation or the server, the cache's whole
+    // capacity.
+    const int longest = trains || !m.cache.shape.sequences ? m.whole_T() : std::max(m.a.T, m.cache.shape.tokens);
+    for (real* table : {m.cos_sin, m.window_cos_sin}) {
+        if (!table) continue;
+        const RopeTable rope = c.rope(table == m.window_cos_sin, longest);
+        rope_table(cos_sin, c.T, rope_frequencies(rope), rope_attention_factor(rope.scaling));
+        send(table, cos_sin);
+    }
+    bind_linears(m);
+    m.a.dfc1 = m.a.dqkv;
+    m.a.dact = gated(c.activation) || c.mixture.on() ? m.a.datt : m.a.dfc1;
+    for (auto& chunk : m.a.micro_batches)
+        for (MicroBatch& in : chunk) {
+            for (size_t i = 2; i < in.x.size(); i++)
+                if (!in.x[i]) in.x[i] = in.x[i - 2];
+            for (size_t i = 0; i < in.blocks.size(); i++) share_tensors(m, in, i);
+        }
 }
