@@ -556,7 +556,7 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
     if (!mkdtemp(&out[0])) fail("cannot make a directory in build: %s", strerror(errno));
     std::vector<double> copies, writes;
     {
-        Saver saver(ctx, {out, KeptCheckpoints{1}, {}, "", nullptr, nullptr}, m);
+        Saver saver(ctx, {out, KeptCheckpoints{1}, {}, ""}, m);
         for (int i = 0; i < 4; i++) {  // the first save also touches its memory for the first time
             TrainingState state;
             state.step = i;

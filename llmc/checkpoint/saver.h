@@ -71,9 +71,9 @@ public:
         std::string out;
         KeptCheckpoints kept;
         ModelTexts texts;
-        std::string reference;             // a file in each checkpoint (preference_reference.h); empty: none
-        RunLock* lock = nullptr;           // of out; held by the first rank only
-        std::shared_ptr<Monitor> monitor;  // is told of a disk that hangs; may be null
+        std::string reference;                       // a file in each checkpoint (preference_reference.h); empty: none
+        RunLock* lock = nullptr;                     // of out; held by the first rank only
+        std::shared_ptr<Monitor> monitor = nullptr;  // is told of a disk that hangs; may be null
     };
     struct Outcome {
         int64_t step;
