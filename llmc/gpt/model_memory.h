@@ -2,16 +2,19 @@
 //   for_each_tensor      the one list of a block's activations, which determines planning, sharing and recomputation
 //   plan_...             sizes, and places in the arena by purpose
 //   bind_linears         each layer's parameters, and the buffers for their gradients
-//   plan_memory, allocate    all of it
+//   plan_memory          all of the plan
+//   allocate             memory, constants and all pointers
 #pragma once
 #include <algorithm>
 #include <climits>
 #include <tuple>
 #include <vector>
 
-#include "../model/arena.h"
-#include "../model/recompute.h"
+#include "../base/check.h"
 #include "../base/math.h"
+#include "../model/arena.h"
+#include "../model/decoder.h"
+#include "../model/recompute.h"
 #include "../ops.h"
 #include "../parallel/pipeline_schedule.h"
 #include "../parallel/ranks.h"
