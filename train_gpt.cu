@@ -67,6 +67,7 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/options/options.h"             // TrainOptions
 #include "llmc/options/schedule.h"            // Schedule
 #include "llmc/checkpoint/run_directory.h"    // RunLock
+#include "llmc/checkpoint/snapshots.h"        // remove_snapshots_after
 #include "llmc/checkpoint/agreement.h"        // describe_overrides
 #include "llmc/checkpoint/training_state.h"   // TrainingState
 #include "llmc/infer/scoring.h"               // task_functions
@@ -974,6 +975,7 @@ static void train(World& world, const TrainOptions& given) {
         }
         return;
     }
+    if (run.main_rank()) remove_snapshots_after(run.o.out, trainer.state.step);
     if (run.main_rank() && run.resumes())
         if (const std::string done = go_back_to(run.o.out, run.resumed_from, trainer.state.step); !done.empty())
             print_line(stderr, "note: " + done);

@@ -138,6 +138,7 @@ public:
     void wait() {
         for (proceed(); phase_ != Phase::idle; proceed()) usleep(1000);
     }
+    bool idle() const { return phase_ == Phase::idle; }  // the same on every rank
     // The result of the last save, once, as soon as it is complete.
     std::optional<Outcome> outcome() { return std::exchange(outcome_, {}); }
 

@@ -44,7 +44,7 @@ inline std::string config_text(TrainOptions o) {
 // Removes options that apply to a whole run and not to a short trial, which saves nothing.
 inline void leave_out_of_trials(TrainOptions& o) {
     for (const char* name : {"resume", "name", "tensorboard", "tensorboard-dir", "prometheus", "exit-after", "keep-every",
-                             "sample-interval", "eval-tasks", "eval-tasks-interval", "eval-tasks-samples"})
+                             "snapshot-every", "sample-interval", "eval-tasks", "eval-tasks-interval", "eval-tasks-samples"})
         o.given.erase(name);
     o.save_every = "never";
     o.given.insert("save-every");

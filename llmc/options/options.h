@@ -564,6 +564,10 @@ inline Allowed one_of(Strings choices) {
     X(int64_t, keep_every, "", 0, at_least(0), "Checkpoint",                                                                   \
       "also save and keep every checkpoint whose step is a multiple of this; default: 0, none")                                \
     X(std::string, exit_after, "", "", word("DURATION"), "Checkpoint", "save a checkpoint and stop after this time (5h30m)")   \
+    X(int64_t, snapshot_every, "", 0, at_least(0), "Checkpoint",                                                               \
+      "steps between snapshots in the node's memory, from which --resume auto continues a killed run; default: 0, none")       \
+    X(std::string, snapshot_directory, "", "/dev/shm", word("DIR"), "Checkpoint",                                              \
+      "the file system in memory that holds snapshots")                                                                        \
     X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \
       "training waits while a checkpoint is written; on CPUs this saves the memory of a copy")
 

@@ -65,6 +65,27 @@ inline void describe_space(RunTable& t, const TrainOptions& o, size_t checkpoint
                                (long long)o.keep, o.keep > 1 ? "a smaller --keep" : "make space there"));
 }
 
+// The snapshots, which need memory of the node; refuses them if it has too little.
+inline void describe_snapshots(RunTable& t, const Run& run, size_t checkpoint_bytes) {
+    const TrainOptions& o = run.o;
+    if (!o.snapshot_every) return;
+    for (int r = 1; r < run.world.size(); r++)
+        if (!run.world.on_one_machine(0, (size_t)r))
+            fail_usage(
+                "--snapshot-every keeps snapshots on one node only, and the ranks are on several; HINT: --save-every %lld",
+                (long long)o.snapshot_every);
+    if (!is_folder(o.snapshot_directory) && !run.plans_elsewhere())
+        fail_usage("--snapshot-directory %s is no directory; HINT: /dev/shm", o.snapshot_directory.c_str());
+    const std::string root = snapshots_of(o.out), &place = root.empty() ? o.snapshot_directory : root;
+    const size_t kept = root.empty() ? 0 : std::min<size_t>(2, find_checkpoints(root).size());
+    const double free = free_space(place), needed = (double)(2 - kept) * (double)checkpoint_bytes;
+    t.row("snapshots", format("every %s in %s, at most 2 of %s", counted(o.snapshot_every, "step").c_str(), place.c_str(),
+                              human_bytes((double)checkpoint_bytes).c_str()));
+    if (free < needed && !run.plans_elsewhere())
+        fail("--snapshot-every needs %s in %s, %s are free; HINT: make space there, or omit it", human_bytes(needed).c_str(),
+             place.c_str(), human_bytes(free).c_str());
+}
+
 // The choices of the block, in words.
 inline std::string block_in_words(const ModelConfig& c) {
     std::string text = std::string(row_of(choices_of_norm, c.norm).title) + (c.norm_plus_one ? " by 1 + w" : "") +
@@ -336,6 +357,7 @@ inline void describe_run(Run& run, const PlannedModel& planned) {
     t.row("name", run_name(run.o));
     t.row("output", run.o.out);
     detail::describe_space(t, run.o, planned.checkpoint_bytes);
+    detail::describe_snapshots(t, run, planned.checkpoint_bytes);
     detail::describe_command_line(t, run.o);
     detail::describe_size(t, run);
     detail::describe_model(t, run.o, run.c);

@@ -17,6 +17,7 @@
 #include "../options/options.h"
 #include "../plan/guard.h"
 #include "../checkpoint/run_directory.h"
+#include "../checkpoint/snapshots.h"
 #include "../checkpoint/training_state.h"
 
 // The problem with a checkpoint, or empty; each rank reads a share of it.
@@ -27,7 +28,7 @@ inline std::string verify_together(World& world, const std::string& dir) {
 // The checkpoint to resume from; empty: a new run, for which OUT must not hold one. Rank 0 searches, all ranks verify.
 inline std::string find_resumed(World& world, const TrainOptions& o) {
     const bool main_rank = world.rank() == 0;
-    const Strings found = main_rank ? checkpoints_to_try(o.out) : Strings();
+    const Strings found = main_rank ? places_to_resume(o.out) : Strings();
     if (o.resume.empty()) {
         if (!o.dry_run && !found.empty())
             fail("%s already holds a run; HINT: --resume auto resumes it; or give another --out", o.out.c_str());

@@ -100,8 +100,11 @@ struct Run {
     bool resumes() const { return !resumed_from.empty(); }
     // The directory that describes the model: the checkpoint's, or, for adapters, their base's.
     const std::string& model_directory() const { return resumes() && !is_adapter(resumed_from) ? resumed_from : o.model; }
-    // True if the resumed checkpoint is in OUT; then the other files in OUT belong to this run, too.
-    bool same_directory() const { return resumes() && in_out(resumed_from); }
+    // True if the resumed checkpoint is in OUT or is its snapshot; then the other files in OUT belong to this run, too.
+    bool same_directory() const {
+        const std::string snapshots = snapshots_of(o.out);
+        return resumes() && (in_out(resumed_from) || (!snapshots.empty() && begins_with(resumed_from, snapshots + "/")));
+    }
     bool in_out(const std::string& checkpoint) const {
         namespace fs = std::filesystem;
         return fs::canonical(checkpoint).parent_path() == fs::canonical(o.out);

@@ -25,6 +25,7 @@ public:
         refuse_together(every_.never && !o.exit_after.empty(), "--exit-after", never, why);
         refuse_together(every_.never && o.keep_every > 0, "--keep-every", never, why);
         refuse_together(every_.never && o.on_spike == "rollback", "--on-spike rollback", never, why);
+        refuse_together(every_.never && o.snapshot_every > 0, "--snapshot-every", never, why);
         if (!o.exit_after.empty()) exit_at_ = program_start + duration_of("--exit-after", o.exit_after);
     }
     bool due_at(int64_t step) const { return due(every_.steps, step) || due(keep_every_, step); }

@@ -165,6 +165,12 @@ public:
                        (long long)saved.step, saved.error.c_str()));
     }
 
+    void no_snapshot(const Saver::Outcome& saved) {
+        event(saved.step, "warning", "snapshot",
+              format("the snapshot of step %lld was not saved: %s; training continues", (long long)saved.step,
+                     saved.error.c_str()));
+    }
+
     // The end of the run: finished, or stopped for a reason, with the command that resumes it.
     void end(bool finished, const std::string& reason, const std::string& command, const RunResult& result) {
         if (!logger_) return;

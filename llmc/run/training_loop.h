@@ -32,6 +32,7 @@
 #include "training_log.h"
 #include "../checkpoint/load_state.h"
 #include "../checkpoint/saver.h"
+#include "../checkpoint/snapshots.h"
 #include "../checkpoint/training_state.h"
 #include "../infer/training_tasks.h"
 
@@ -57,9 +58,15 @@ public:
                   lock,
                   run.world.monitor()},
                  m),
-          saved_step_(run.same_directory() ? state_.step : 0),
+          saved_step_(run.resumes() && run.in_out(run.resumed_from) ? state_.step : 0),
           vote_(run.world, run.ranks->mesh.pp.size + 1) {
         t_.stop = [this] { return stop_here(); };
+        if (o_.snapshot_every) {
+            std::string root = run.main_rank() ? make_snapshots_of(o_.out, o_.snapshot_directory) : "";
+            root = run.world.all_gather(root)[0];
+            snapshots_.emplace(run.ctx, Saver::Settings{root, {1}, run.texts, run.reference.file, lock, run.world.monitor()},
+                               m);
+        }
         if (run_.main_rank()) energy_.emplace();
         const double of_step = 1.0 / 3 / (double)run_.schedule.final_batch;  // a sample's forward pass, in steps
         if (run_.valid)
@@ -113,8 +120,7 @@ public:
         if (v.kind != Verdict::normal) log_.outlier(state_.step, v);
         if (!v.give_up && !v.rollback) return false;
         t_.gatherer.finish();
-        saver_.wait();
-        report_save();
+        wait_for_saves();
         if (v.give_up) fail("the run ends at step %lld: %s", (long long)state_.step, v.reason.c_str());
         roll_back(v);
         return true;
@@ -142,7 +148,8 @@ public:
     Due due_after_step(bool last, const Decision& now) {
         const Due work = now.stop ? Due() : due_by_number(last);
         const bool compares = compares_hashes();
-        if (work.validation || work.tasks || work.sample || last || now.stop || now.save || compares) t_.gatherer.finish();
+        if (work.validation || work.tasks || work.sample || last || now.stop || now.save || snapshot_due() || compares)
+            t_.gatherer.finish();
         if (compares) t_.memory_check.require_agreement(state_.step);
         return work;
     }
@@ -157,13 +164,18 @@ public:
     // Saves if it is due after a step, or continues to write an earlier checkpoint.
     void save_after_step(bool last, const Decision& now) {
         const bool saves = (last || now.stop || now.save) && timetable_.saves_at_all();
-        if (saves) {
-            saver_.wait();
-            report_save();
-        }
+        if (saves) wait_for_saves();
         if (saves && saved_step_ != state_.step) save();
         else saver_.proceed();
         report_save();
+        if (!snapshots_) return;
+        snapshots_->proceed();
+        report_snapshot();
+        // A snapshot shares the copy of the training memory with a checkpoint: it is left out while another save continues.
+        if (!saves && snapshot_due() && saver_.idle() && snapshots_->idle()) {
+            prepare_state();
+            snapshots_->save(state_);
+        }
     }
 
     // The losses of validation samples from `first` on; of_average: with the average of the weights, if there is one. Both are
@@ -200,9 +212,9 @@ public:
 
     void finish() {
         run_.begin("writing the checkpoint");
-        saver_.wait();
+        wait_for_saves();
         run_.phase.done();
-        report_save();
+        if (save_error_.empty() && run_.main_rank()) remove_snapshots(o_.out);
         log_ranks(stragglers_.rest());
         vote_.finish();
         end_training();
@@ -280,15 +292,33 @@ private:
         t_.history.roll_back(StepHistory(o_, m_.c.L, state_, dir));
         t_.memory_check.remember();
         saved_step_ = run_.in_out(dir) ? state_.step : 0;
+        if (run_.main_rank()) remove_snapshots_after(o_.out, state_.step);
         const std::string done = run_.main_rank() ? go_back_to(o_.out, dir, state_.step) : "";
         log_.rollback(state_.step, dir, state_.skips);
         if (!done.empty()) print_line(stderr, "note: " + done);
     }
 
-    void save() {
+    bool snapshot_due() const { return snapshots_ && due(o_.snapshot_every, state_.step); }
+    void wait_for_saves() {
+        saver_.wait();
+        report_save();
+        if (!snapshots_) return;
+        snapshots_->wait();
+        report_snapshot();
+    }
+    void report_snapshot() {
+        const auto outcome = snapshots_->outcome();
+        if (!outcome || outcome->error.empty()) return;
+        log_.no_snapshot(*outcome);
+        if (outcome->taken) fail("the run ends at step %lld: %s", (long long)state_.step, outcome->error.c_str());
+    }
+    void prepare_state() {
         t_.memory_check.require_unchanged(state_.step);
         t_.history.save(state_);
         state_.budget = budget_.so_far();
+    }
+    void save() {
+        prepare_state();
         saver_.save(state_);
         if (o_.save_in_foreground) saver_.wait();
         timetable_.saved();
@@ -320,6 +350,7 @@ private:
     RunResult result_;
     TrainingLog& log_;
     Saver saver_;
+    std::optional<Saver> snapshots_;
     std::string save_error_;  // of the last save
     int64_t saved_step_;      // of the last one in OUT; step 0 has nothing to save
     StopVote vote_;

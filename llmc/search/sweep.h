@@ -40,9 +40,9 @@ inline std::string why_not_swept(const cli::OptionRow& row) {
     static const std::set<std::string> of_sweep = {
         "train-iters", "train-samples", "time-budget", "rampup-batch-size", "eval-iters",          "seed",
         "split",       "on-spike",      "dpo-beta",    "dpo-loss",          "dpo-label-smoothing", "eod-mask-loss"};
-    static const std::set<std::string> of_files = {"out",      "resume", "name",       "dry-run",      "json",
-                                                   "quiet",    "world",  "exit-after", "save-every",   "threads",
-                                                   "override", "keep",   "keep-every", "eval-interval"};
+    static const std::set<std::string> of_files = {
+        "out",        "resume",  "name",     "dry-run", "json",       "quiet",         "world",          "exit-after",
+        "save-every", "threads", "override", "keep",    "keep-every", "eval-interval", "snapshot-every", "snapshot-directory"};
     if (row.several) return "its value is a list";
     if (of_sweep.count(row.name)) return "sweep sets it itself, and losses would not be comparable";
     if (of_files.count(row.name) || row.group.find("Plan") == 0) return "it does not affect the loss";
