@@ -61,7 +61,7 @@ TEST_P(Golden, ConfigAndNames) {
 INSTANTIATE_TEST_SUITE_P(Families, Golden,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox", "gemma",
                                          "gemma2", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss",
-                                         "granite", "granitemoe"),
+                                         "granite", "granitemoe", "minicpm"),
                          [](const auto& test) { return std::string(test.param); });
 
 // ---- published models -----------------------------------------------------------------------------------------------------
@@ -115,6 +115,11 @@ TEST(Families, PublishedConfigs) {
          [](const ModelConfig& c) {
              return c.stream_scale() == 12 / 0.22 && c.stream_eps() == 1e-6 / (0.22 * 0.22) && c.logit_divisor == 8 &&
                     c.attention_scale == 0.015625 && c.tied;
+         }},
+        {"MiniCPM 2B", llama_like("minicpm", R"("scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16, "num_experts": 0)"),
+         [](const ModelConfig& c) {
+             return c.embedding_scale == 12 && c.residual_scale == 1.4 / std::sqrt(6.0) && c.logit_divisor == 4 && c.tied &&
+                    json(to_hf_config(c, ""))["scale_depth"] == 1.4;
          }},
         {"Granite: scores are not scaled by default", llama_like("granitemoe", ""),
          [](const ModelConfig& c) { return c.attention_scale == 1 && c.mixture.experts == 8 && c.stream_scale() == 1; }},
@@ -225,7 +230,7 @@ TEST(Families, LongestSequencesOfTheClasses) {
     const std::pair<const char*, int> rows[] = {
         {"llama", 2048},    {"mistral", 131072},  {"qwen2", 32768},     {"qwen3", 32768},     {"smollm3", 32768},
         {"olmo2", 2048},    {"mixtral", 131072},  {"qwen2_moe", 32768}, {"qwen3_moe", 32768}, {"olmoe", 4096},
-        {"granite", 2048},  {"granitemoe", 2048}, {"gemma", 8192},      {"gemma2", 8192},     {"gemma3_text", 131072},
+        {"granite", 2048},  {"granitemoe", 2048}, {"minicpm", 2048}, {"gemma", 8192},      {"gemma2", 8192},     {"gemma3_text", 131072},
         {"gpt_neox", 2048}, {"gpt_oss", 131072}};
     for (const auto& [family, longest] : rows) {
         json j = json::parse(llama_like(family, ""));
@@ -302,6 +307,9 @@ TEST(Families, UnsupportedIsNamed) {
         {llama_like("granite", R"("residual_multiplier": 0)"), {"residual terms", "0.001"}},
         {llama_like("granitemoe", R"("logits_scaling": 0)"), {"divisor of logits"}},
         {llama_like("granitemoe", R"("quantization_config": {"quant_method": "mxfp4"})"), {"'quantization_config'"}},
+        {llama_like("minicpm", R"("num_experts": 8)"), {"'num_experts'", "only 0"}},
+        {llama_like("minicpm", R"("sparse_config": {"topk": 64})"), {"'sparse_config'", "null"}},
+        {llama_like("minicpm", R"("dim_model_base": 0)"), {"divisor of logits"}},
         {llama_like("train_gpt", R"("residual_scale": 0.5, "norm_place": "both")"), {"residual terms", "--norm-place before"}},
         {llama_like("gpt_oss", R"("swiglu_limit": 6.5)"), {"'swiglu_limit'", "only 7.0"}},
         {llama_like("gpt_oss", R"("swiglu_alpha": 1.5)"), {"'swiglu_alpha'", "only 1.702"}},
@@ -502,6 +510,12 @@ TEST(Families, CombinationsFindTheirClass) {
          [](ModelConfig& c) {
              c.mixture = {5, 3};
              c.residual_scale = 0.22;
+         }},
+        {"minicpm",
+         [](ModelConfig& c) {
+             set_family(c, "minicpm");
+             c.residual_scale = 1.4 / std::sqrt(4.0);
+             c.logit_divisor = 9;
          }},
         {"train_gpt",
          [](ModelConfig& c) {

@@ -284,6 +284,11 @@ ModelConfig tiny(const std::string& family, bool tied = false) {
         c.attention_scale = 0.015625;
         c.logit_divisor = 6;
     }
+    if (family == "minicpm") {
+        c.embedding_scale = 12;
+        c.residual_scale = 1.4 / std::sqrt(2.0);
+        c.logit_divisor = 6;
+    }
     if (family == "gemma2" || family == "gemma3_text") {
         c.window = 5;
         c.full_interval = family == "gemma2" ? 2 : 6;

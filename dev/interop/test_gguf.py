@@ -32,6 +32,8 @@ from safetensors.numpy import load_file
 
 import cases
 import results
+sys.path.append(str(Path(__file__).resolve().parents[1] / "ref"))
+import remote_families
 from cases import case, summary
 
 PROGRAM = Path(sys.argv[1]).resolve() / "train_gpt"
@@ -62,6 +64,7 @@ FAMILIES = {
     "olmoe": ("OlmoeConfig", SIZES | {"num_experts": 5, "num_experts_per_tok": 3}, "OLMOE"),
     "granite": ("GraniteConfig", SIZES | GRANITE | {"tie_word_embeddings": True}, "GRANITE"),
     "granitemoe": ("GraniteMoeConfig", SIZES | GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 3}, "GRANITE_MOE"),
+    "minicpm": ("MiniCPMConfig", SIZES | {"scale_emb": 6.0, "scale_depth": 0.5, "dim_model_base": 16}, "MINICPM"),
     "smollm3": ("SmolLM3Config", SIZES | {"num_hidden_layers": 5}, "SMOLLM3"),
     "olmo2": ("Olmo2Config", SIZES, "OLMO2"),
     "gpt_neox": ("GPTNeoXConfig", {k: v for k, v in SIZES.items() if k != "num_key_value_heads"} | {"intermediate_size": 256},
@@ -72,6 +75,11 @@ FAMILIES = {
     "gemma3": ("Gemma3TextConfig", SIZES | {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 16,
                                             "num_hidden_layers": 7}, "GEMMA3"),
 }
+
+
+def config_class(family):
+    name = FAMILIES[family][0]
+    return getattr(transformers, name, None) or getattr(remote_families, name)
 
 
 EXPERT = r"(?<=experts\.)\d+\."  # its number in the name of a tensor
@@ -86,8 +94,8 @@ def train_gpt(*arguments):
 def make_model(family, dtype=torch.float32):
     """A directory with random weights, none of them zero or one, and a byte-level tokenizer."""
     torch.manual_seed(1)
-    name, settings, _ = FAMILIES[family]
-    config = getattr(transformers, name)(**settings, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    settings = FAMILIES[family][1]
+    config = config_class(family)(**settings, bos_token_id=0, eos_token_id=0, pad_token_id=0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for p in model.parameters():
@@ -108,7 +116,7 @@ def expected_tensors(folder, config, arch):
             w = w.T
         if "query_key_value" in name:
             w = w.reshape(heads, 3, -1, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
-        if arch in ("LLAMA", "SMOLLM3", "GRANITE", "GRANITE_MOE") and ("q_proj" in name or "k_proj" in name):
+        if arch in ("LLAMA", "SMOLLM3", "GRANITE", "GRANITE_MOE", "MINICPM") and ("q_proj" in name or "k_proj" in name):
             n = heads if "q_proj" in name else config.num_key_value_heads
             w = w.reshape(n, 2, w.shape[0] // n // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
         if arch.startswith("GEMMA") and name.endswith("norm.weight"):
@@ -164,6 +172,9 @@ def check_metadata(reader, config, arch):
         for key, multiplier in ("attention.scale", "attention"), ("embedding_scale", "embedding"), ("residual_scale", "residual"):
             assert of(key) == np.float32(getattr(config, f"{multiplier}_multiplier")), key
         assert of("logit_scale") == np.float32(config.logits_scaling)
+    if hasattr(config, "scale_depth"):
+        assert of("embedding_scale") == config.scale_emb and of("logit_scale") == config.hidden_size / config.dim_model_base
+        assert of("residual_scale") == np.float32(config.scale_depth / config.num_hidden_layers**0.5)
     rms = hasattr(config, "rms_norm_eps")
     assert of("attention.layer_norm_rms_epsilon" if rms else "attention.layer_norm_epsilon") == np.float32(eps)
     tokenizer = json.loads((GOLDEN / "gpt2.json").read_text())
@@ -311,7 +322,7 @@ def main():
         before, difference = cases.failed, None
         with case(f"{family}: all"):
             difference = exported(family)
-        results.record(getattr(transformers, FAMILIES[family][0]).model_type, {"GGUF": difference if cases.failed == before else None})
+        results.record(config_class(family).model_type, {"GGUF": difference if cases.failed == before else None})
     for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"):
         for experts in (0, 3):
             with case(f"import of gguf's {kind}{', experts' if experts else ''}"):

@@ -33,6 +33,7 @@ from safetensors.torch import load_file
 import results
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ref"))
+import remote_families as remote
 from families_reference import EAGER, by_file
 
 BUILD = Path(sys.argv[1]).resolve()
@@ -53,6 +54,7 @@ STABLE = dict(hidden_size=80, intermediate_size=90, num_hidden_layers=2, num_att
 PHI = SIZES | dict(hidden_size=80, head_dim=16)
 NEMOTRON = {k: v for k, v in SIZES.items() if k != "rms_norm_eps"} | dict(norm_eps=1e-3)
 GRANITE = dict(embedding_multiplier=7.5, residual_multiplier=0.3, attention_multiplier=0.02, logits_scaling=3)
+MINICPM = dict(scale_emb=7.5, scale_depth=0.4, dim_model_base=25)
 GPT2 = dict(n_embd=90, n_layer=2, n_head=5, n_positions=T, **IDS)
 
 
@@ -139,6 +141,9 @@ FAMILIES = {
     "granitemoe": (t.GraniteMoeConfig, {
         "": dict(num_local_experts=5, **GRANITE, **MIXTURE),
         "biases": dict(num_local_experts=5, attention_bias=True, tie_word_embeddings=True, **GRANITE, **MIXTURE)}),
+    "minicpm": (remote.MiniCPMConfig, {
+        "": dict(**MINICPM, **SIZES),
+        "biases": dict(attention_bias=True, tie_word_embeddings=False, **MINICPM, **SIZES)}),
     "gpt_oss": (t.GptOssConfig, {
         "": dict(num_local_experts=5, sliding_window=7, **scaled("yarn", truncate=False), **MIXTURE),
         "without biases of attention": dict(num_local_experts=5, sliding_window=None, attention_bias=False,

@@ -19,6 +19,8 @@ import transformers as t
 from safetensors.torch import save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+import remote_families as remote
+
 torch.set_num_threads(1)
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden"
 V, T = 37, 17
@@ -37,6 +39,7 @@ OLMO3_ROPE = {"full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "fact
 GEMMA_ROPE = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 GRANITE = dict(embedding_multiplier=7.5, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=3)
+MINICPM = dict(scale_emb=7.5, scale_depth=0.4, dim_model_base=8)
 MODELS = {
     "llama": t.LlamaConfig(rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True, tie_word_embeddings=False, **SIZES),
     "mistral": t.MistralConfig(sliding_window=5, **SIZES),
@@ -76,6 +79,7 @@ MODELS = {
     "gpt_bigcode": t.GPTBigCodeConfig(n_embd=20, n_layer=2, n_head=5, n_positions=32, n_inner=24, **IDS),
     "granite": t.GraniteConfig(attention_bias=True, mlp_bias=True, **GRANITE, **SIZES),
     "granitemoe": t.GraniteMoeConfig(num_local_experts=5, num_experts_per_tok=3, **GRANITE, **SIZES),
+    "minicpm": remote.MiniCPMConfig(attention_bias=True, **MINICPM, **SIZES),
     "phi3": t.Phi3Config(sliding_window=5, original_max_position_embeddings=16, rope_parameters={
         "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.5],
         "long_factor": [2.0, 3.0]}, **{**SIZES, "hidden_size": 40, "head_dim": 8}),

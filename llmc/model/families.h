@@ -151,7 +151,7 @@ inline ModelConfig stablelm_structure() {
     c.rotary_fraction = 0.25;
     return c;
 }
-inline ModelConfig ernie_structure() {
+inline ModelConfig tied_structure() {
     ModelConfig c;
     c.tied = true;
     return c;
@@ -368,7 +368,7 @@ inline const std::vector<Family>& families() {
         {"starcoder2", "Starcoder2ForCausalLM", starcoder2_structure(), starcoder2_names()},
         {"stablelm", "StableLmForCausalLM", stablelm_structure(), llama_names()},
         {"phi3", "Phi3ForCausalLM", {}, phi3_names()},
-        {"ernie4_5", "Ernie4_5ForCausalLM", ernie_structure(), paired_names()},
+        {"ernie4_5", "Ernie4_5ForCausalLM", tied_structure(), paired_names()},
         {"helium", "HeliumForCausalLM", {}, paired_names()},
         {"glm", "GlmForCausalLM", glm_structure(), glm_names()},
         {"glm4", "Glm4ForCausalLM", glm4_structure(), glm4_names()},
@@ -376,6 +376,7 @@ inline const std::vector<Family>& families() {
         {"gpt_bigcode", "GPTBigCodeForCausalLM", gpt2_structure(), bigcode_names()},
         {"granite", "GraniteForCausalLM", {}, llama_names()},
         {"granitemoe", "GraniteMoeForCausalLM", granite_moe_structure(), granite_moe_names()},
+        {"minicpm", "MiniCPMForCausalLM", tied_structure(), llama_names()},
         {"train_gpt", "TrainGptForCausalLM", {}, own_names()},
     };
     return rows;

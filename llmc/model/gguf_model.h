@@ -30,7 +30,7 @@ struct GgufArchitecture {
     int window_interval = 0;     // of sliding windows: every n-th layer has none, unless the file says otherwise; 0: no windows
     int scaled_by_width = 0;     // models of this many layers divide attention scores by the root of C / NH, not HS
     bool expert_width = false;   // the width of experts has a key of its own
-    bool multipliers = false;    // the keys of Granite's factors
+    bool multipliers = false;    // the keys of Granite's factors; a MiniCPM has no scale of scores
     bool split_experts = false;  // a tensor per expert, as in files from before April 2024; only read
 
     bool mixture() const { return find_family(family)->structure.mixture.on(); }
@@ -54,6 +54,7 @@ inline const std::vector<GgufArchitecture>& gguf_architectures() {
         {"gptneox", "gpt_neox", false, false, true},
         {"granite", "granite", true, true, false, 0, 0, false, true},
         {"granitemoe", "granitemoe", true, false, false, 0, 0, false, true},
+        {"minicpm", "minicpm", true, true, false, 0, 0, false, true},
         {"gemma", "gemma"},
         {"gemma2", "gemma2", false, false, false, 2, 46},
         {"gemma3", "gemma3_text", false, false, false, 6, 62},
@@ -113,7 +114,8 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
         set("rope.freq_base_swa", c.local_rope_base != 0 ? c.local_rope_base : c.rope_base);
     }
     if (a.multipliers) {
-        set(gguf_attention_scale, c.attention_scale != 0 ? c.attention_scale : 1 / std::sqrt((double)c.HS()));
+        const double scale = c.attention_scale != 0 ? c.attention_scale : 1 / std::sqrt((double)c.HS());
+        if (c.family != "minicpm") set(gguf_attention_scale, scale);
         for (const auto& [key, factor] : gguf_multipliers) set(key, c.*factor);
     }
     if (c.attention_softcap != 0) set("attn_logit_softcapping", c.attention_softcap);
@@ -123,11 +125,13 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
 
 namespace detail {
 
-// The shortest decimal number that equals this one in single precision: 1e-5 is stored as 9.99999975e-06.
-inline double shortest_decimal(double stored) {
+// The shortest decimal number that equals this one in single precision: 1e-5 is stored as 9.99999975e-06. With a divisor: of a
+// shortest one.
+inline double shortest_decimal(double stored, double divisor = 1) {
     for (int digits = 6; digits < 9; digits++)
-        if (const std::string text = format("%.*g", digits, stored); strtof(text.c_str(), nullptr) == (float)stored)
-            return strtod(text.c_str(), nullptr);
+        if (const double x = strtod(format("%.*g", digits, stored * divisor).c_str(), nullptr) / divisor;
+            (float)x == (float)stored)
+            return x;
     return stored;
 }
 
@@ -313,7 +317,10 @@ inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string
     if (a.multipliers) {  // llama.cpp takes 0 for 1, and for the usual scale of scores
         c.attention_scale = number(gguf_attention_scale, 0);
         for (const auto& [name, factor] : gguf_multipliers) {
-            const double given = number(name, 0);
+            if (c.family == "minicpm" && in.absent(named(name)))  // llama.cpp assumes MiniCPM 2B's
+                fail("%s has no '%s'; HINT: convert the model again by llama.cpp's converter", source.c_str(), key.c_str());
+            const bool by_depth = c.family == "minicpm" && factor == &ModelConfig::residual_scale;
+            const double given = detail::shortest_decimal(in.number(named(name), 0), by_depth ? std::sqrt((double)c.L) : 1);
             c.*factor = given == 0 ? 1 : given;
         }
     }

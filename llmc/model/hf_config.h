@@ -110,6 +110,11 @@ inline Keys granite_keys(const Keys& further) {
     keys.insert(keys.end(), further.begin(), further.end());
     return llama_keys(keys);
 }
+inline Keys minicpm_keys() {
+    Keys keys = depth_multipliers();
+    keys.insert(keys.end(), {attention_bias(false), no_window(), only("sparse_config", nullptr), only("num_experts", 0)});
+    return llama_keys(keys);
+}
 // Our own form, which supports every choice.
 inline Keys own_keys() {
     RopeKeys rope_keys;
@@ -218,6 +223,7 @@ inline const Keys& keys_of(const std::string& family) {
         {"gpt_bigcode", bigcode_keys()},
         {"granite", granite_keys({mlp_bias})},
         {"granitemoe", granite_keys({experts("num_local_experts")})},
+        {"minicpm", minicpm_keys()},
         {"train_gpt", own_keys()},
     };
     const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });

@@ -5,6 +5,7 @@
 #include <climits>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -113,6 +114,21 @@ inline Key number_or_null(const char* key, double ModelConfig::*field, double mi
     return {[=](const HfReader& in, ModelConfig& c) { c.*field = in.number(key, in.j.contains(key) ? 0 : missing); },
             [=](Json& j, const ModelConfig& c) { j[key] = c.*field > 0 ? Json(c.*field) : Json(nullptr); }};
 }
+// A number of which the field is a function: field = to(x, c), x = from(field, c). Writes the shortest x that reads back as
+// this field.
+using Conversion = double (*)(double, const ModelConfig&);
+inline Key converted(const char* key, double ModelConfig::*field, double otherwise, Conversion to, Conversion from) {
+    return {[=](const HfReader& in, ModelConfig& c) { c.*field = to(in.number(key, otherwise), c); },
+            [=](Json& j, const ModelConfig& c) {
+                double x = from(c.*field, c);
+                for (int digits = 1; digits <= 17; digits++)
+                    if (const double shorter = strtod(format("%.*g", digits, x).c_str(), nullptr); to(shorter, c) == c.*field) {
+                        x = shorter;
+                        break;
+                    }
+                j[key] = x;
+            }};
+}
 inline Key flag(const char* key, bool ModelConfig::*field, bool otherwise) {
     return {[=](const HfReader& in, ModelConfig& c) { c.*field = in.flag(key, otherwise); },
             [=](Json& j, const ModelConfig& c) { j[key] = c.*field; }};
@@ -192,6 +208,16 @@ inline Keys multipliers() {
              [=](Json& j, const ModelConfig& c) {
                  j[scores] = c.attention_scale > 0 ? c.attention_scale : 1 / std::sqrt((double)c.HS());
              }}};
+}
+// MiniCPM's: a factor of the embedding, a factor of residual terms that is divided by the root of the number of layers, and the
+// width that logits are scaled as for.
+inline Keys depth_multipliers() {
+    const Conversion by_depth = [](double x, const ModelConfig& c) { return x / std::sqrt((double)c.L); };
+    const Conversion to_depth = [](double r, const ModelConfig& c) { return r * std::sqrt((double)c.L); };
+    const Conversion of_width = [](double x, const ModelConfig& c) { return c.C / x; };
+    return {number("scale_emb", &ModelConfig::embedding_scale, 1),
+            converted("scale_depth", &ModelConfig::residual_scale, 1, by_depth, to_depth),
+            converted("dim_model_base", &ModelConfig::logit_divisor, 1, of_width, of_width)};
 }
 // One key for the biases of all matrices.
 inline Key use_bias(bool otherwise) {

@@ -270,9 +270,9 @@ inline void check_mixture(const ModelConfig& c) {
     if (c.parallel()) fail("--norm-place parallel and a mixture of experts cannot be combined; HINT: --norm-place before");
 }
 
-// transformers' Granite also multiplies virtual tokens by the factor of the embedding.
+// transformers' Granite and MiniCPM also multiply virtual tokens by the factor of the embedding.
 inline void check_virtual_tokens_of(const ModelConfig& c) {
-    if (c.residual_scale != 1 || c.family.rfind("granite", 0) == 0)
+    if (c.residual_scale != 1 || c.family.rfind("granite", 0) == 0 || c.family == "minicpm")
         fail("virtual tokens in front of a model of the family %s are not supported; HINT: --lora-rank 16", c.family.c_str());
 }
 
