@@ -117,9 +117,9 @@ void initialize(be::Ctx& ctx, Model& m, uint64_t seed, bool only_routers) {
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 2  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). NormPlace selects norms before attention and MLP, after them, or
-// in both places; or parallel branches, whose norms both read the same x. The block's parts come first, each forward next to
-// its backward; their arguments are the tensors that they write, then those that they read. To see how they connect, read
-// block_forward and block_backward first. linear.h has linear_forward and linear_backward.
+// in both places; or parallel branches, whose norms both read the same x, or which share one: then norm2 is norm1. The block's
+// parts come first, each forward next to its backward; their arguments are the tensors that they write, then those that they
+// read. To see how they connect, read block_forward and block_backward first. linear.h has linear_forward and linear_backward.
 
 // ---- Norms ------------------------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ TEST_P(Golden, ConfigAndNames) {
 INSTANTIATE_TEST_SUITE_P(Families, Golden,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox", "gemma",
                                          "gemma2", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss",
-                                         "granite", "granitemoe", "minicpm"),
+                                         "granite", "granitemoe", "minicpm", "cohere", "cohere2"),
                          [](const auto& test) { return std::string(test.param); });
 
 // ---- published models -----------------------------------------------------------------------------------------------------
@@ -120,6 +120,20 @@ TEST(Families, PublishedConfigs) {
          [](const ModelConfig& c) {
              return c.embedding_scale == 12 && c.residual_scale == 1.4 / std::sqrt(6.0) && c.logit_divisor == 4 && c.tied &&
                     json(to_hf_config(c, ""))["scale_depth"] == 1.4;
+         }},
+        {"Command-R", llama_like("cohere", R"("logit_scale": 0.0625, "layer_norm_eps": 1e-5, "rope_theta": 8000000.0,
+                                "use_qk_norm": false, "pad_token_id": 0)"),
+         [](const ModelConfig& c) {
+             return c.logit_divisor == 16 && c.tied && !c.norm_bias && c.parallel() && c.rope_base == 8e6 && !c.qkv_bias;
+         }},
+        {"Command-R7B", llama_like("cohere2", R"("logit_scale": 0.25, "sliding_window": 16, "sliding_window_pattern": 4,
+                                "rotary_pct": 1.0, "order_of_interleaved_layers": "local_attn_first",
+                                "use_gated_activation": true,
+                                "use_embedding_sharing": true, "use_parallel_block": true,
+                                "position_embedding_type": "rope_gptj")"),
+         [](const ModelConfig& c) {
+             return c.logit_divisor == 4 && c.window == 16 && c.full_interval == 4 && c.nope_interval == 4 &&
+                    c.norm_place == NormPlace::shared;
          }},
         {"Granite: scores are not scaled by default", llama_like("granitemoe", ""),
          [](const ModelConfig& c) { return c.attention_scale == 1 && c.mixture.experts == 8 && c.stream_scale() == 1; }},
@@ -228,10 +242,10 @@ TEST(Families, PublishedConfigs) {
 // The maximum sequence length is the transformers class's default if config.json does not have it.
 TEST(Families, LongestSequencesOfTheClasses) {
     const std::pair<const char*, int> rows[] = {
-        {"llama", 2048},    {"mistral", 131072},  {"qwen2", 32768},     {"qwen3", 32768},     {"smollm3", 32768},
-        {"olmo2", 2048},    {"mixtral", 131072},  {"qwen2_moe", 32768}, {"qwen3_moe", 32768}, {"olmoe", 4096},
-        {"granite", 2048},  {"granitemoe", 2048}, {"minicpm", 2048}, {"gemma", 8192},      {"gemma2", 8192},     {"gemma3_text", 131072},
-        {"gpt_neox", 2048}, {"gpt_oss", 131072}};
+        {"llama", 2048},   {"mistral", 131072},  {"qwen2", 32768},        {"qwen3", 32768},     {"smollm3", 32768},
+        {"olmo2", 2048},   {"mixtral", 131072},  {"qwen2_moe", 32768},    {"qwen3_moe", 32768}, {"olmoe", 4096},
+        {"granite", 2048}, {"granitemoe", 2048}, {"minicpm", 2048},       {"cohere", 8192},     {"cohere2", 8192},
+        {"gemma", 8192},   {"gemma2", 8192},     {"gemma3_text", 131072}, {"gpt_neox", 2048},   {"gpt_oss", 131072}};
     for (const auto& [family, longest] : rows) {
         json j = json::parse(llama_like(family, ""));
         j.erase("max_position_embeddings");
@@ -307,6 +321,9 @@ TEST(Families, UnsupportedIsNamed) {
         {llama_like("granite", R"("residual_multiplier": 0)"), {"residual terms", "0.001"}},
         {llama_like("granitemoe", R"("logits_scaling": 0)"), {"divisor of logits"}},
         {llama_like("granitemoe", R"("quantization_config": {"quant_method": "mxfp4"})"), {"'quantization_config'"}},
+        {llama_like("cohere", R"("use_qk_norm": true)"), {"'use_qk_norm'", "only false"}},
+        {llama_like("cohere", R"("logit_scale": 0)"), {"divisor of logits"}},
+        {llama_like("cohere2", R"("sliding_window_pattern": 3)"), {"'sliding_window_pattern'", "layer_types"}},
         {llama_like("minicpm", R"("num_experts": 8)"), {"'num_experts'", "only 0"}},
         {llama_like("minicpm", R"("sparse_config": {"topk": 64})"), {"'sparse_config'", "null"}},
         {llama_like("minicpm", R"("dim_model_base": 0)"), {"divisor of logits"}},
@@ -511,6 +528,22 @@ TEST(Families, CombinationsFindTheirClass) {
              c.mixture = {5, 3};
              c.residual_scale = 0.22;
          }},
+        {"cohere",
+         [](ModelConfig& c) {
+             set_family(c, "cohere");
+             c.logit_divisor = 1 / 0.3;
+         }},
+        {"cohere2",
+         [](ModelConfig& c) {
+             set_family(c, "cohere2");
+             c.window = 8;
+             c.full_interval = 4;
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             set_family(c, "cohere");
+             c.norm_bias = true;
+         }},
         {"minicpm",
          [](ModelConfig& c) {
              set_family(c, "minicpm");
@@ -621,6 +654,11 @@ TEST(Families, OurFormHasEveryField) {
         [](ModelConfig& c) { c.V = 51; },
         [](ModelConfig& c) { c.norm = Norm::layernorm; },
         [](ModelConfig& c) { c.norm_place = NormPlace::both; },
+        [](ModelConfig& c) { c.norm_place = NormPlace::shared; },
+        [](ModelConfig& c) {
+            c.norm = Norm::layernorm;
+            c.norm_bias = false;
+        },
         [](ModelConfig& c) { c.norm_plus_one = true; },
         [](ModelConfig& c) { c.qk_norm = QkNorm::head; },
         [](ModelConfig& c) { c.position = Position::none; },

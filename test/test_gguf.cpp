@@ -264,7 +264,7 @@ ModelConfig tiny(const std::string& family, bool tied = false) {
     ModelConfig c;
     set_family(c, family);
     const bool one_group = family == "gpt2" || family == "bloom" || family == "gpt_neox";
-    c.L = family == "gemma3_text" ? 7 : family == "smollm3" ? 5 : 2;
+    c.L = family == "gemma3_text" ? 7 : family == "smollm3" || family == "cohere2" ? 5 : 2;
     c.NH = 6;
     c.NKV = one_group ? 6 : 3;
     c.C = 96;
@@ -288,6 +288,11 @@ ModelConfig tiny(const std::string& family, bool tied = false) {
         c.embedding_scale = 12;
         c.residual_scale = 1.4 / std::sqrt(2.0);
         c.logit_divisor = 6;
+    }
+    if (family == "cohere" || family == "cohere2") c.logit_divisor = 4;
+    if (family == "cohere2") {
+        c.window = 5;
+        c.full_interval = 4;
     }
     if (family == "gemma2" || family == "gemma3_text") {
         c.window = 5;
@@ -366,7 +371,9 @@ TEST(GgufModel, ComesBack) {
 // Small models written by transformers, of every family and with odd sizes: numbers and configuration round-trip, or the
 // settings that llama.cpp hard-codes differently are reported.
 TEST(GgufModel, OfTransformersComesBack) {
-    const std::map<std::string, const char*> refused = {{"gemma2", "'attention_scale' is 0.33"},
+    const std::map<std::string, const char*> refused = {{"cohere", "'proj_bias' is true"},
+                                                        {"cohere2", "'full_attention_interval' is 2"},
+                                                        {"gemma2", "'attention_scale' is 0.33"},
                                                         {"gemma3_text", "'attention_scale' is 0.33"},
                                                         {"smollm3", "'no_rope_layer_interval' is 2"},
                                                         {"qwen2_moe", "no dense layers among mixtures"}};

@@ -25,6 +25,14 @@ const Variant variants[] = {
     {"norms before and after", "train_gpt", [](ModelConfig& c) { c.norm_place = NormPlace::both; }},
     {"attention and MLP parallel", "train_gpt", [](ModelConfig& c) { c.norm_place = NormPlace::parallel; }},
     {"parallel with LayerNorm", "gpt2", [](ModelConfig& c) { c.norm_place = NormPlace::parallel; }},
+    {"one norm for both branches", "train_gpt", [](ModelConfig& c) { c.norm_place = NormPlace::shared; }},
+    {"LayerNorm without bias", "gpt2", [](ModelConfig& c) { c.norm_bias = false; }},
+    {"cohere2", "cohere2",
+     [](ModelConfig& c) {
+         c.window = 3;
+         c.full_interval = c.nope_interval = 2;
+         c.logit_divisor = 3;
+     }},
     {"LayerNorm before and after", "gpt2", [](ModelConfig& c) { c.norm_place = NormPlace::both; }},
     {"norms of one plus weight", "train_gpt", [](ModelConfig& c) { c.norm_plus_one = true; }},
     {"wide heads", "llama", [](ModelConfig& c) { c.head_size = 6; }},

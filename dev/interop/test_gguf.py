@@ -65,6 +65,8 @@ FAMILIES = {
     "granite": ("GraniteConfig", SIZES | GRANITE | {"tie_word_embeddings": True}, "GRANITE"),
     "granitemoe": ("GraniteMoeConfig", SIZES | GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 3}, "GRANITE_MOE"),
     "minicpm": ("MiniCPMConfig", SIZES | {"scale_emb": 6.0, "scale_depth": 0.5, "dim_model_base": 16}, "MINICPM"),
+    "cohere": ("CohereConfig", SIZES | {"logit_scale": 0.25}, "COMMAND_R"),
+    "cohere2": ("Cohere2Config", SIZES | {"logit_scale": 0.25, "sliding_window": 16, "num_hidden_layers": 5}, "COHERE2"),
     "smollm3": ("SmolLM3Config", SIZES | {"num_hidden_layers": 5}, "SMOLLM3"),
     "olmo2": ("Olmo2Config", SIZES, "OLMO2"),
     "gpt_neox": ("GPTNeoXConfig", {k: v for k, v in SIZES.items() if k != "num_key_value_heads"} | {"intermediate_size": 256},
@@ -175,6 +177,8 @@ def check_metadata(reader, config, arch):
     if hasattr(config, "scale_depth"):
         assert of("embedding_scale") == config.scale_emb and of("logit_scale") == config.hidden_size / config.dim_model_base
         assert of("residual_scale") == np.float32(config.scale_depth / config.num_hidden_layers**0.5)
+    if arch in ("COMMAND_R", "COHERE2"):
+        assert of("logit_scale") == config.logit_scale
     rms = hasattr(config, "rms_norm_eps")
     assert of("attention.layer_norm_rms_epsilon" if rms else "attention.layer_norm_epsilon") == np.float32(eps)
     tokenizer = json.loads((GOLDEN / "gpt2.json").read_text())

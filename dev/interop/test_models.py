@@ -55,6 +55,7 @@ PHI = SIZES | dict(hidden_size=80, head_dim=16)
 NEMOTRON = {k: v for k, v in SIZES.items() if k != "rms_norm_eps"} | dict(norm_eps=1e-3)
 GRANITE = dict(embedding_multiplier=7.5, residual_multiplier=0.3, attention_multiplier=0.02, logits_scaling=3)
 MINICPM = dict(scale_emb=7.5, scale_depth=0.4, dim_model_base=25)
+COHERE = {k: v for k, v in SIZES.items() if k != "rms_norm_eps"} | dict(layer_norm_eps=1e-3, logit_scale=0.3)
 GPT2 = dict(n_embd=90, n_layer=2, n_head=5, n_positions=T, **IDS)
 
 
@@ -144,6 +145,11 @@ FAMILIES = {
     "minicpm": (remote.MiniCPMConfig, {
         "": dict(**MINICPM, **SIZES),
         "biases": dict(attention_bias=True, tie_word_embeddings=False, **MINICPM, **SIZES)}),
+    "cohere": (t.CohereConfig, {"": COHERE, "biases": dict(attention_bias=True, tie_word_embeddings=False, **LLAMA3, **COHERE)}),
+    "cohere2": (t.Cohere2Config, {
+        "": dict(sliding_window=7, layer_types=["sliding_attention", "full_attention"],
+                 **COHERE | dict(hidden_size=80, head_dim=16)),
+        "biases": dict(sliding_window=7, attention_bias=True, **COHERE | dict(hidden_size=80, head_dim=16))}),
     "gpt_oss": (t.GptOssConfig, {
         "": dict(num_local_experts=5, sliding_window=7, **scaled("yarn", truncate=False), **MIXTURE),
         "without biases of attention": dict(num_local_experts=5, sliding_window=None, attention_bias=False,

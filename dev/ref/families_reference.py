@@ -40,6 +40,7 @@ GEMMA_ROPE = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_the
               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 GRANITE = dict(embedding_multiplier=7.5, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=3)
 MINICPM = dict(scale_emb=7.5, scale_depth=0.4, dim_model_base=8)
+COHERE = {k: v for k, v in SIZES.items() if k != "rms_norm_eps"}
 MODELS = {
     "llama": t.LlamaConfig(rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True, tie_word_embeddings=False, **SIZES),
     "mistral": t.MistralConfig(sliding_window=5, **SIZES),
@@ -79,6 +80,9 @@ MODELS = {
     "gpt_bigcode": t.GPTBigCodeConfig(n_embd=20, n_layer=2, n_head=5, n_positions=32, n_inner=24, **IDS),
     "granite": t.GraniteConfig(attention_bias=True, mlp_bias=True, **GRANITE, **SIZES),
     "granitemoe": t.GraniteMoeConfig(num_local_experts=5, num_experts_per_tok=3, **GRANITE, **SIZES),
+    "cohere": t.CohereConfig(attention_bias=True, logit_scale=0.3, layer_norm_eps=1e-4, **COHERE),
+    "cohere2": t.Cohere2Config(sliding_window=5, layer_types=["sliding_attention", "full_attention"], logit_scale=0.3,
+                               layer_norm_eps=1e-4, **{**COHERE, "hidden_size": 30}),
     "minicpm": remote.MiniCPMConfig(attention_bias=True, **MINICPM, **SIZES),
     "phi3": t.Phi3Config(sliding_window=5, original_max_position_embeddings=16, rope_parameters={
         "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.5],

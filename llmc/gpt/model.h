@@ -246,7 +246,8 @@ struct Model : TrainingMemory {
     bool balances_micro_batches = false;  // the balance loss takes a micro-batch as one sequence (aux_loss)
     ExpertCapacity expert_capacity;       // in training passes
     bool all_to_all = false;  // expert-parallel ranks send rows only to the ranks of their experts; set before planning
-    real* unused_gradients = nullptr;  // scratch for gradients of frozen norms and sinks; null: not frozen
+    real* unused_gradients = nullptr;  // scratch for gradients of frozen norms and sinks, and of no_bias
+    floatX* no_bias = nullptr;         // (C) zeros: the bias of LayerNorms without one; null: all have one, or are RMSNorms
     KeyValueCache cache{};
     real* slopes = nullptr;          // (NHl) ALiBi; null: none
     real* cos_sin = nullptr;         // (T, rotated/2, 2) rope; null: none

@@ -306,7 +306,7 @@ inline void plan_activation_gradients(Model& m) {
         if (mixture.shared_gate) m.arena.add(purpose, &m.a.dshared_gate, N);
         m.arena.add(purpose, &m.a.router_sums, m.blocks.size() * RouterSums::size(mixture.experts));
     }
-    if (m.frozen) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
+    if (m.frozen || m.c.lacks_norm_bias()) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
 }
 
@@ -328,17 +328,21 @@ inline void bind_linears(Model& m) {
     m.virtual_tokens.bind(m.table, m.params, gradient);
     if (m.frozen) m.lora.bind(m.table, m.params, gradient);
     else if (m.recompute != Recompute::inference) bind_rows(m.c, m.table, m.g, gradient);
-    real* const unused = m.unused_gradients;
+    real* const unused = m.frozen ? m.unused_gradients : nullptr;
     const auto norm_of = [&](int C, double eps, const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
         return {{w, b, C, (real)eps, m.c.norm_plus_one ? real(1) : real(0)}, {unused ? unused : dw, unused ? unused + C : db}};
     };
-    const auto norm = [&](auto... tensors) { return norm_of(m.c.C, m.c.stream_eps(), tensors...); };
+    const auto norm = [&](const floatX* w, const floatX* b, real* dw, real* db) {
+        if (m.no_bias && w) b = m.no_bias;
+        if (m.no_bias && dw) db = m.unused_gradients + m.c.C;
+        return norm_of(m.c.C, m.c.stream_eps(), w, b, dw, db);
+    };
     for (size_t i = 0; i < m.blocks.size(); i++) {
         const BlockParams<floatX>& p = m.p.blocks[i];
         const BlockParams<real>& g = m.g.blocks[i];
         Block& b = m.blocks[i];
         b.norm1 = norm(p.norm1_w, p.norm1_b, g.norm1_w, g.norm1_b);
-        b.norm2 = norm(p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b);
+        b.norm2 = m.c.norm_place == NormPlace::shared ? b.norm1 : norm(p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b);
         b[Matrix::proj].after = norm(p.norm1_after_w, p.norm1_after_b, g.norm1_after_w, g.norm1_after_b);
         b[Matrix::fc2].after = norm(p.norm2_after_w, p.norm2_after_b, g.norm2_after_w, g.norm2_after_b);
         const bool whole = m.c.qk_norm == QkNorm::whole;
@@ -452,6 +456,7 @@ inline void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (m.table.part.last) plan_head(m);
     m.arena.add("activations: embedding, head", &m.a.sums, 1);
     if (m.c.position == Position::alibi) m.arena.add("activations: embedding, head", &m.slopes, m.local.NHl);
+    if (m.c.lacks_norm_bias()) m.arena.add("activations: embedding, head", &m.no_bias, m.c.C);
     const bool rope = m.c.position == Position::rope;
     const size_t angles = (size_t)m.c.T * m.c.rotated();
     if (rope) m.arena.add("activations: embedding, head", &m.cos_sin, angles);
@@ -481,6 +486,7 @@ inline void allocate(be::Ctx& ctx, Model& m) {
         rope_table(cos_sin, c.T, rope_frequencies(rope), rope_attention_factor(rope.scaling));
         send(table, cos_sin);
     }
+    if (m.no_bias) be::clear(ctx, m.no_bias, c.C * sizeof(floatX));
     bind_linears(m);
     m.a.dfc1 = m.a.dqkv;
     m.a.dact = gated(c.activation) || c.mixture.on() ? m.a.datt : m.a.dfc1;

@@ -21,7 +21,8 @@ inline constexpr Choice<NormPlace> choices_of_norm_place[] = {
     {NormPlace::before, "before", "before", ""},
     {NormPlace::after, "after", "after", " after attention and MLP"},
     {NormPlace::both, "both", "both", " before and after attention and MLP"},
-    {NormPlace::parallel, "parallel", "parallel", ", attention and MLP side by side"}};
+    {NormPlace::parallel, "parallel", "parallel", ", attention and MLP side by side"},
+    {NormPlace::shared, "shared", "shared", ", attention and MLP side by side after one norm"}};
 inline constexpr Choice<QkNorm> choices_of_qk_norm[] = {{QkNorm::none, "", "none", ""},
                                                         {QkNorm::head, "", "head", "norms of query and key heads"},
                                                         {QkNorm::whole, "", "whole", "norms of queries and keys"}};

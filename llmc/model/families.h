@@ -156,6 +156,19 @@ inline ModelConfig tied_structure() {
     c.tied = true;
     return c;
 }
+inline ModelConfig cohere_structure() {
+    ModelConfig c;
+    c.norm = Norm::layernorm;
+    c.norm_bias = false;
+    c.norm_place = NormPlace::shared;
+    c.tied = true;
+    return c;
+}
+inline ModelConfig cohere2_structure() {
+    ModelConfig c = cohere_structure();
+    c.nope_interval = 4;
+    return c;
+}
 inline ModelConfig glm_structure() {
     ModelConfig c = qwen2_structure();
     c.rotary_fraction = 0.5;
@@ -377,6 +390,8 @@ inline const std::vector<Family>& families() {
         {"granite", "GraniteForCausalLM", {}, llama_names()},
         {"granitemoe", "GraniteMoeForCausalLM", granite_moe_structure(), granite_moe_names()},
         {"minicpm", "MiniCPMForCausalLM", tied_structure(), llama_names()},
+        {"cohere", "CohereForCausalLM", cohere_structure(), paired_names()},
+        {"cohere2", "Cohere2ForCausalLM", cohere2_structure(), paired_names()},
         {"train_gpt", "TrainGptForCausalLM", {}, own_names()},
     };
     return rows;

@@ -31,6 +31,7 @@ struct GgufArchitecture {
     int scaled_by_width = 0;     // models of this many layers divide attention scores by the root of C / NH, not HS
     bool expert_width = false;   // the width of experts has a key of its own
     bool multipliers = false;    // the keys of Granite's factors; a MiniCPM has no scale of scores
+    bool scaled_logits = false;  // "logit_scale" is a factor of the logits, not their divisor as Granite's
     bool split_experts = false;  // a tensor per expert, as in files from before April 2024; only read
 
     bool mixture() const { return find_family(family)->structure.mixture.on(); }
@@ -55,6 +56,8 @@ inline const std::vector<GgufArchitecture>& gguf_architectures() {
         {"granite", "granite", true, true, false, 0, 0, false, true},
         {"granitemoe", "granitemoe", true, false, false, 0, 0, false, true},
         {"minicpm", "minicpm", true, true, false, 0, 0, false, true},
+        {"command-r", "cohere", true, false, false, 0, 0, false, false, true},
+        {"cohere2", "cohere2", true, false, false, 4, 0, false, false, true},
         {"gemma", "gemma"},
         {"gemma2", "gemma2", false, false, false, 2, 46},
         {"gemma3", "gemma3_text", false, false, false, 6, 62},
@@ -110,7 +113,7 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
     }
     if (a.window_interval != 0 && (c.window != 0 || c.family != "olmo2")) {
         set("attention.sliding_window", c.window);
-        set("attention.sliding_window_pattern", c.full_interval);
+        if (c.family != "cohere2") set("attention.sliding_window_pattern", c.full_interval);  // llama.cpp's is 4
         set("rope.freq_base_swa", c.local_rope_base != 0 ? c.local_rope_base : c.rope_base);
     }
     if (a.multipliers) {
@@ -118,6 +121,7 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
         if (c.family != "minicpm") set(gguf_attention_scale, scale);
         for (const auto& [key, factor] : gguf_multipliers) set(key, c.*factor);
     }
+    if (a.scaled_logits) set("logit_scale", 1 / c.logit_divisor);
     if (c.attention_softcap != 0) set("attn_logit_softcapping", c.attention_softcap);
     if (c.logit_softcap != 0) set("final_logit_softcapping", c.logit_softcap);
     return m;
@@ -177,7 +181,8 @@ inline void check_gguf_keys(const HfReader& in, const GgufArchitecture& a) {
         const bool factor =
             rest == gguf_attention_scale || std::any_of(std::begin(gguf_multipliers), std::end(gguf_multipliers),
                                                         [&](const auto& multiplier) { return rest == multiplier.first; });
-        const bool known = (a.multipliers && factor) || std::find(std::begin(read), std::end(read), rest) != std::end(read);
+        const bool known = (a.multipliers && factor) || (a.scaled_logits && rest == "logit_scale") ||
+                           std::find(std::begin(read), std::end(read), rest) != std::end(read);
         const auto allowed = std::find_if(harmless.begin(), harmless.end(), [&](const auto& h) { return h.first == rest; });
         if (!known && allowed == harmless.end())
             fail("%s: '%s' is %.200s; models with this value are not supported", in.source.c_str(), key.c_str(),
@@ -324,6 +329,7 @@ inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string
             c.*factor = given == 0 ? 1 : given;
         }
     }
+    if (a.scaled_logits) c.logit_divisor = 1 / number("logit_scale", 1);
     c.attention_softcap = number("attn_logit_softcapping", 0);
     c.logit_softcap = number("final_logit_softcapping", 0);
     c.qkv_bias = has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias");

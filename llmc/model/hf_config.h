@@ -115,12 +115,26 @@ inline Keys minicpm_keys() {
     keys.insert(keys.end(), {attention_bias(false), no_window(), only("sparse_config", nullptr), only("num_experts", 0)});
     return llama_keys(keys);
 }
+inline Keys cohere_keys(double rope_base, const Keys& further) {
+    RopeKeys rope_keys;
+    rope_keys.otherwise = rope_base;
+    Keys keys = {gated_activation("hidden_act"),
+                 number("layer_norm_eps", &C::eps, 1e-5),
+                 rope(rope_keys),
+                 logit_scale(),
+                 attention_bias(false),
+                 attention_dropout(),
+                 no_padding_token()};
+    keys.insert(keys.end(), further.begin(), further.end());
+    return with_sizes({grouped_heads(), head_dim(0)}, 8192, keys);
+}
 // Our own form, which supports every choice.
 inline Keys own_keys() {
     RopeKeys rope_keys;
     rope_keys.fraction = "partial_rotary_factor";
     return llama_keys({choice<Norm>("normalization", &C::norm, config_words(choices_of_norm)),
                        choice<NormPlace>("norm_place", &C::norm_place, config_words(choices_of_norm_place)),
+                       flag("norm_bias", &C::norm_bias, true),
                        flag("norm_plus_one", &C::norm_plus_one, false),
                        choice<QkNorm>("qk_norm", &C::qk_norm, config_words(choices_of_qk_norm)),
                        choice<Position>("positions", &C::position, config_words(choices_of_position)),
@@ -224,6 +238,8 @@ inline const Keys& keys_of(const std::string& family) {
         {"granite", granite_keys({mlp_bias})},
         {"granitemoe", granite_keys({experts("num_local_experts")})},
         {"minicpm", minicpm_keys()},
+        {"cohere", cohere_keys(500000, {only("use_qk_norm", false)})},
+        {"cohere2", cohere_keys(10000, {window({4096, false, false, 4, true, true, true}), positions_in_windows(4096)})},
         {"train_gpt", own_keys()},
     };
     const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });
@@ -357,7 +373,8 @@ inline bool holds(const Family& family, ModelConfig c) {
     // transformers' classes require this although they have a head_dim.
     for (const char* name : {"llama", "gemma2", "gemma3_text"})
         if (std::string(name) == family.name && c.C % c.NH) return false;
-    if (std::string("olmoe") == family.name && c.HS() * c.NH != c.C) return false;  // transformers 4 ignores its head_dim
+    for (const char* name : {"olmoe", "cohere2"})  // transformers ignores its head_dim: of OLMoE version 4, of Cohere 2 also 5
+        if (std::string(name) == family.name && c.HS() * c.NH != c.C) return false;
     c.family = family.name;
     try {
         return same_model(from_hf_config(to_hf_config(c, ""), family.name), c);

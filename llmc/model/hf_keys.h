@@ -219,6 +219,11 @@ inline Keys depth_multipliers() {
             converted("scale_depth", &ModelConfig::residual_scale, 1, by_depth, to_depth),
             converted("dim_model_base", &ModelConfig::logit_divisor, 1, of_width, of_width)};
 }
+// Cohere's factor of logits.
+inline Key logit_scale() {
+    const Conversion inverse = [](double x, const ModelConfig&) { return 1 / x; };
+    return converted("logit_scale", &ModelConfig::logit_divisor, 0.0625, inverse, inverse);
+}
 // One key for the biases of all matrices.
 inline Key use_bias(bool otherwise) {
     return {[=](const HfReader& in, ModelConfig& c) { c.qkv_bias = c.proj_bias = c.mlp_bias = in.flag("use_bias", otherwise); },
@@ -480,7 +485,7 @@ inline Key window(const WindowKeys& keys) {
                 for (int l = 0; l < c.L; l++) j[types].push_back(c.sees_all(l) ? "full_attention" : "sliding_attention");
             }};
 }
-// EXAONE 4: with "sliding_window", layers that see all keys have no positions.
+// EXAONE 4, Cohere 2: with "sliding_window", layers that see all keys have no positions.
 inline Key positions_in_windows(int missing) {
     const char* const pattern = "sliding_window_pattern";
     return {[=](const HfReader& in, ModelConfig& c) {

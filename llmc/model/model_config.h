@@ -90,6 +90,7 @@ enum class NormPlace {
     after,     // x + norm(f(x)): OLMo-2
     both,      // x + norm(f(norm(x))): Gemma
     parallel,  // x + attention(norm1(x)) + mlp(norm2(x)): GPT-NeoX
+    shared,    // x + attention(norm(x)) + mlp(norm(x)): Cohere
 };
 enum class QkNorm {
     none,
@@ -109,6 +110,7 @@ struct ModelConfig {
     Position position = Position::rope;
     Activation activation = Activation::swiglu;
     NormPlace norm_place = NormPlace::before;
+    bool norm_bias = true;       // of a LayerNorm
     bool norm_plus_one = false;  // norms multiply by 1 + w
     QkNorm qk_norm = QkNorm::none;
     bool qkv_bias = false, proj_bias = false, mlp_bias = false;
@@ -164,7 +166,8 @@ struct ModelConfig {
     double stream_eps() const { return eps / (residual_scale * residual_scale); }  // of norms of the stream
     bool norm_before() const { return norm_place != NormPlace::after; }
     bool norm_after() const { return norm_place == NormPlace::after || norm_place == NormPlace::both; }
-    bool parallel() const { return norm_place == NormPlace::parallel; }
+    bool parallel() const { return norm_place == NormPlace::parallel || norm_place == NormPlace::shared; }
+    bool lacks_norm_bias() const { return norm == Norm::layernorm && !norm_bias; }
     bool sees_all(int layer) const { return !window || (full_interval && (layer + 1) % full_interval == 0); }
     // The angles for layers without or with a window, for sequences of up to `tokens`.
     RopeTable rope(bool windowed, int tokens) const {
@@ -191,6 +194,7 @@ inline ModelConfig canonical(ModelConfig c) {
     const ModelConfig defaults;
     if (c.NH > 0 && c.C % c.NH == 0 && c.head_size == c.C / c.NH) c.head_size = 0;
     if (c.NH > 0 && c.attention_scale == 1 / std::sqrt((double)c.HS())) c.attention_scale = 0;
+    if (c.norm == Norm::rmsnorm) c.norm_bias = defaults.norm_bias;
     if (c.position != Position::rope) {
         c.rotary_fraction = defaults.rotary_fraction;
         c.rope_base = defaults.rope_base;
@@ -267,7 +271,8 @@ inline void check_mixture(const ModelConfig& c) {
     if ((int64_t)m.experts * std::max(c.F1(c.expert_width()), c.C) > INT_MAX)
         fail("%d experts of width %d: the matrices of a layer's experts have more than %d rows", m.experts, c.expert_width(),
              INT_MAX);
-    if (c.parallel()) fail("--norm-place parallel and a mixture of experts cannot be combined; HINT: --norm-place before");
+    if (c.parallel())
+        fail("--norm-place parallel or shared and a mixture of experts cannot be combined; HINT: --norm-place before");
 }
 
 // transformers' Granite and MiniCPM also multiply virtual tokens by the factor of the embedding.

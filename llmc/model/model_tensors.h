@@ -234,7 +234,7 @@ private:
     }
     void norm(E*& w, E*& b, const std::string& name, const std::string& hf, const TensorFactors& factors) {
         visit(w, vector(name + "_w", Group::norm, gain, plain(hf + ".weight", c.C), factors));
-        if (c.norm == Norm::layernorm)
+        if (c.norm == Norm::layernorm && c.norm_bias)
             visit(b, vector(name + "_b", Group::norm, Init::zeros, plain(hf + ".bias", c.C), factors));
     }
     // A vector of `size` numbers per head, sharded over tp with its heads.
@@ -345,7 +345,7 @@ private:
         if (c.sinks) cut_vector(b.sinks, name + "sinks", Init::zeros, hf(names.sinks), 1, c.NH, {0, h0, n.NHl}, 1, inside);
         row_parallel(b.proj_w, b.proj_b, name + "proj", Q, plain(hf(names.proj), c.C), c.proj_bias);
         if (after) norm(b.norm1_after_w, b.norm1_after_b, name + "norm1_after", hf(names.norm1_after), branch_end);
-        if (before) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(names.norm2), inside);
+        if (before && c.norm_place != NormPlace::shared) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(names.norm2), inside);
         in_mixture_ = c.has_mixture(l);
         mlp(b, name, hf(""));
         in_mixture_ = false;

@@ -143,7 +143,7 @@ inline Allowed one_of(Strings choices) {
       "normalization layers multiply by 1 + weight, with weights initialized to 0, as in Gemma")                               \
     X(std::string, norm_place, "", "", one_of(option_words(choices_of_norm_place)), "Model",                                   \
       "normalization before attention and MLP (GPT-2, Llama), after them (OLMo-2), both (Gemma 2), or before, with attention " \
-      "and MLP side by side (GPT-NeoX); default: the preset's, else before")                                                   \
+      "and MLP side by side (GPT-NeoX), which may share one (Cohere); default: the preset's, else before")                     \
     X(bool, qk_layernorm, "", false, anything(), "Model", "RMSNorm of every query and key head, as in Qwen3")                  \
     X(bool, qk_layernorm_whole, "", false, anything(), "Model",                                                                \
       "RMSNorm of all query heads together and of all key heads, as in OLMo-2")                                                \
