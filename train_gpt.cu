@@ -487,7 +487,7 @@ void begin_gradients(be::Ctx& ctx, Model& m) {
     if (m.c.virtual_tokens.on()) return be::clear(ctx, m.grads.data, m.table.size * sizeof(real));
     const bool set_by_head = m.c.tied && m.table.part.last;
     if (m.g.wte && !set_by_head) be::clear(ctx, m.g.wte, (size_t)m.local.Vpl * m.c.C * sizeof(real));
-    if (m.g.wpe) be::clear(ctx, m.g.wpe, (size_t)m.c.T * m.c.C * sizeof(real));
+    if (m.g.wpe) be::clear(ctx, m.g.wpe, m.specs.wpe->size() * sizeof(real));
     be::clear(ctx, m.grads.from(m.table.decayed).data, (m.table.size - m.table.decayed) * sizeof(real));
 }
 
@@ -497,8 +497,8 @@ void embed_forward(const Pass& p) {
     const ModelConfig& c = m.c;
     floatX* embedded = c.embedding_norm ? p.in.embedded : p.in.x[0];
     p.need_embedding();
-    be::embedding_forward(p.ctx, partial_sum(p, embedded), p.in.tokens, p.in.positions, m.p.wte, on_first_tp_rank(p, m.p.wpe),
-                          p.N(), c.C, m.local.vocabulary());
+    be::embedding_forward(p.ctx, partial_sum(p, embedded), p.in.tokens, p.in.positions, m.p.wte,
+                          on_first_tp_rank(p, m.first_position(m.p.wpe)), p.N(), c.C, m.local.vocabulary());
     if (!p.in.virtual_rows.empty() && m.ranks->mesh.tp.rank == 0)
         m.virtual_tokens.forward(p.ctx, partial_sum(p, embedded), p.in.virtual_rows);
     reduce_from_tensor_parallel(p, embedded);
@@ -513,12 +513,14 @@ static void add_embedding_gradients(const Pass& p, const floatX* dout) {
     const MicroBatch& in = p.in;
     const VocabularyShard vocabulary = m.local.vocabulary();
     if (!m.micro_grads.used())
-        return be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, dout, in.tokens, in.positions, p.N(), m.c.C, vocabulary);
+        return be::embedding_backward(p.ctx, m.g.wte, m.first_position(m.g.wpe), dout, in.tokens, in.positions, p.N(), m.c.C,
+                                      vocabulary);
     const auto add = [&](const TensorSpec& t, const int* ids, const VocabularyShard& rows) {
         m.micro_grads.add_rows(p.ctx, t, m.grads, in.gradients, in.rounding_key, dout, ids, p.N(), rows);
     };
     add(*m.specs.wte, in.tokens, vocabulary);
-    if (m.g.wpe) add(*m.specs.wpe, in.positions, {0, m.c.T, m.c.T});
+    const int before = m.c.position_offset, rows = before + m.c.T;
+    if (m.g.wpe) add(*m.specs.wpe, in.positions, {-before, rows, rows});
 }
 
 static void embed_backward(const Pass& p) {

@@ -61,7 +61,7 @@ TEST_P(Golden, ConfigAndNames) {
 INSTANTIATE_TEST_SUITE_P(Families, Golden,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox", "gemma",
                                          "gemma2", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss",
-                                         "granite", "granitemoe", "minicpm", "cohere", "cohere2"),
+                                         "granite", "granitemoe", "minicpm", "cohere", "cohere2", "opt"),
                          [](const auto& test) { return std::string(test.param); });
 
 // ---- published models -----------------------------------------------------------------------------------------------------
@@ -134,6 +134,12 @@ TEST(Families, PublishedConfigs) {
          [](const ModelConfig& c) {
              return c.logit_divisor == 4 && c.window == 16 && c.full_interval == 4 && c.nope_interval == 4 &&
                     c.norm_place == NormPlace::shared;
+         }},
+        {"OPT 125M", R"({"model_type": "opt", "vocab_size": 99, "hidden_size": 64, "ffn_dim": 80, "num_hidden_layers": 2,
+                        "num_attention_heads": 4, "max_position_embeddings": 128, "word_embed_proj_dim": 64, "dropout": 0.1,
+                        "do_layer_norm_before": true, "activation_function": "relu", "_remove_final_layer_norm": false})",
+         [](const ModelConfig& c) {
+             return c.position_offset == 2 && c.activation == Activation::relu && c.tied && c.qkv_bias && c.eps == 1e-5;
          }},
         {"Granite: scores are not scaled by default", llama_like("granitemoe", ""),
          [](const ModelConfig& c) { return c.attention_scale == 1 && c.mixture.experts == 8 && c.stream_scale() == 1; }},
@@ -321,6 +327,8 @@ TEST(Families, UnsupportedIsNamed) {
         {llama_like("granite", R"("residual_multiplier": 0)"), {"residual terms", "0.001"}},
         {llama_like("granitemoe", R"("logits_scaling": 0)"), {"divisor of logits"}},
         {llama_like("granitemoe", R"("quantization_config": {"quant_method": "mxfp4"})"), {"'quantization_config'"}},
+        {llama_like("opt", R"("ffn_dim": 80, "word_embed_proj_dim": 32)"), {"'word_embed_proj_dim'", "only 64"}},
+        {llama_like("opt", R"("ffn_dim": 80, "do_layer_norm_before": false)"), {"'do_layer_norm_before'", "only true"}},
         {llama_like("cohere", R"("use_qk_norm": true)"), {"'use_qk_norm'", "only false"}},
         {llama_like("cohere", R"("logit_scale": 0)"), {"divisor of logits"}},
         {llama_like("cohere2", R"("sliding_window_pattern": 3)"), {"'sliding_window_pattern'", "layer_types"}},
@@ -528,6 +536,7 @@ TEST(Families, CombinationsFindTheirClass) {
              c.mixture = {5, 3};
              c.residual_scale = 0.22;
          }},
+        {"opt", [](ModelConfig& c) { set_family(c, "opt"); }},
         {"cohere",
          [](ModelConfig& c) {
              set_family(c, "cohere");
@@ -614,7 +623,7 @@ TEST(Families, CombinationsFindTheirClass) {
         c.L = 4;
         if (!c.C) c.C = 64;
         c.NH = 4;
-        c.NKV = c.family == "gpt2" || c.family == "bloom" || c.family == "gpt_neox" ? 4 : 2;
+        c.NKV = c.family == "gpt2" || c.family == "bloom" || c.family == "gpt_neox" || c.family == "opt" ? 4 : 2;
         if (c.C % c.NH) c.head_size = 16;
         if (!c.F) c.F = 80;
         c.T = 32;
@@ -662,6 +671,10 @@ TEST(Families, OurFormHasEveryField) {
         [](ModelConfig& c) { c.norm_plus_one = true; },
         [](ModelConfig& c) { c.qk_norm = QkNorm::head; },
         [](ModelConfig& c) { c.position = Position::none; },
+        [](ModelConfig& c) {
+            c.position = Position::learned;
+            c.position_offset = 2;
+        },
         [](ModelConfig& c) { c.activation = Activation::gelu_exact; },
         [](ModelConfig& c) { c.qkv_bias = true; },
         [](ModelConfig& c) { c.proj_bias = true; },

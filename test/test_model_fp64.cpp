@@ -27,6 +27,7 @@ const Variant variants[] = {
     {"parallel with LayerNorm", "gpt2", [](ModelConfig& c) { c.norm_place = NormPlace::parallel; }},
     {"one norm for both branches", "train_gpt", [](ModelConfig& c) { c.norm_place = NormPlace::shared; }},
     {"LayerNorm without bias", "gpt2", [](ModelConfig& c) { c.norm_bias = false; }},
+    {"opt", "opt", nullptr},
     {"cohere2", "cohere2",
      [](ModelConfig& c) {
          c.window = 3;

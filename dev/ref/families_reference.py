@@ -83,6 +83,8 @@ MODELS = {
     "cohere": t.CohereConfig(attention_bias=True, logit_scale=0.3, layer_norm_eps=1e-4, **COHERE),
     "cohere2": t.Cohere2Config(sliding_window=5, layer_types=["sliding_attention", "full_attention"], logit_scale=0.3,
                                layer_norm_eps=1e-4, **{**COHERE, "hidden_size": 30}),
+    "opt": t.OPTConfig(hidden_size=20, ffn_dim=24, num_hidden_layers=2, num_attention_heads=5, max_position_embeddings=32,
+                       word_embed_proj_dim=20, **IDS),
     "minicpm": remote.MiniCPMConfig(attention_bias=True, **MINICPM, **SIZES),
     "phi3": t.Phi3Config(sliding_window=5, original_max_position_embeddings=16, rope_parameters={
         "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.5],

@@ -254,6 +254,12 @@ struct Model : TrainingMemory {
     real* window_cos_sin = nullptr;  // the same in layers with a window; null: as in the others
     Arena arena;
 
+    // The row of the first position in wpe or its gradient.
+    template <class E>
+    E* first_position(E* wpe) const {
+        return wpe ? wpe + (size_t)c.position_offset * (size_t)c.C : nullptr;
+    }
+
     explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
     Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : TrainingMemory(config, std::move(r), std::move(stage_layers)), local(c, ranks->mesh.tp) {}

@@ -50,6 +50,12 @@ inline ModelConfig gpt2_structure() {
     c.qkv_bias = c.proj_bias = c.mlp_bias = c.tied = true;
     return c;
 }
+inline ModelConfig opt_structure() {
+    ModelConfig c = gpt2_structure();
+    c.activation = Activation::relu;
+    c.position_offset = 2;
+    return c;
+}
 inline ModelConfig bloom_structure() {
     ModelConfig c = gpt2_structure();
     c.position = Position::alibi;
@@ -322,6 +328,17 @@ inline TensorNames bigcode_names() {
     n.transposed = false;
     return n;
 }
+inline TensorNames opt_names() {
+    TensorNames n = own_names();
+    n.top = "model.decoder.";
+    n.final_norm = n.norm2 = "final_layer_norm";
+    n.norm1 = "self_attn_layer_norm";
+    n.proj = "self_attn.out_proj";
+    n.fc1 = {"fc1"};
+    n.fc2 = "fc2";
+    n.other_prefixes = {{"model.decoder.", "decoder."}};
+    return n;
+}
 inline TensorNames bloom_names() {
     TensorNames n = llama_names();
     n.top = "transformer.";
@@ -392,6 +409,7 @@ inline const std::vector<Family>& families() {
         {"minicpm", "MiniCPMForCausalLM", tied_structure(), llama_names()},
         {"cohere", "CohereForCausalLM", cohere_structure(), paired_names()},
         {"cohere2", "Cohere2ForCausalLM", cohere2_structure(), paired_names()},
+        {"opt", "OPTForCausalLM", opt_structure(), opt_names()},
         {"train_gpt", "TrainGptForCausalLM", {}, own_names()},
     };
     return rows;

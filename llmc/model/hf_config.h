@@ -52,6 +52,24 @@ inline Keys bloom_keys() {
             hidden_dropout(),
             attention_dropout()};
 }
+inline Keys opt_keys() {
+    return {size("hidden_size", &C::C),
+            size("ffn_dim", &C::F),
+            size("num_hidden_layers", &C::L),
+            size("num_attention_heads", &C::NH),
+            follows(&C::NKV, &C::NH, 1),
+            size("max_position_embeddings", &C::T, 2048),
+            plain_activation("activation_function"),
+            use_bias(true, "enable_bias"),
+            width_again("word_embed_proj_dim"),
+            only("do_layer_norm_before", true),
+            only("layer_norm_elementwise_affine", true),
+            only("_remove_final_layer_norm", false),
+            only("layerdrop", 0.0),
+            number("dropout", &C::hidden_dropout, 0.1),
+            attention_dropout(),
+            no_padding_token()};
+}
 // The sizes by the names that most families have, with the keys of their heads; then `further` keys. longest: the default
 // sequence length.
 inline Keys with_sizes(const Keys& heads, int longest, const Keys& further) {
@@ -138,6 +156,7 @@ inline Keys own_keys() {
                        flag("norm_plus_one", &C::norm_plus_one, false),
                        choice<QkNorm>("qk_norm", &C::qk_norm, config_words(choices_of_qk_norm)),
                        choice<Position>("positions", &C::position, config_words(choices_of_position)),
+                       size("position_offset", &C::position_offset, 0),
                        number("rope_local_base_freq", &C::local_rope_base, 0),
                        size("no_rope_layer_interval", &C::nope_interval, 0),
                        choice<Activation>("activation", &C::activation, config_words(activations)),
@@ -240,6 +259,7 @@ inline const Keys& keys_of(const std::string& family) {
         {"minicpm", minicpm_keys()},
         {"cohere", cohere_keys(500000, {only("use_qk_norm", false)})},
         {"cohere2", cohere_keys(10000, {window({4096, false, false, 4, true, true, true}), positions_in_windows(4096)})},
+        {"opt", opt_keys()},
         {"train_gpt", own_keys()},
     };
     const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });
@@ -311,7 +331,7 @@ inline ModelConfig read_config_keys(const HfReader& in) {
 // other kinds of models. Keys that start with _ are private to it.
 inline bool has_no_effect(const std::string& key) {
     static const std::string keys =
-        " architectures transformers_version torch_dtype dtype use_cache auto_map cache_implementation "
+        " architectures transformers_version init_std torch_dtype dtype use_cache auto_map cache_implementation "
         "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id "
         "decoder_start_token_id forced_bos_token_id forced_eos_token_id suppress_tokens "
         "begin_suppress_tokens bad_words_ids max_length min_length do_sample early_stopping num_beams "

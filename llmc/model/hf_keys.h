@@ -225,9 +225,14 @@ inline Key logit_scale() {
     return converted("logit_scale", &ModelConfig::logit_divisor, 0.0625, inverse, inverse);
 }
 // One key for the biases of all matrices.
-inline Key use_bias(bool otherwise) {
-    return {[=](const HfReader& in, ModelConfig& c) { c.qkv_bias = c.proj_bias = c.mlp_bias = in.flag("use_bias", otherwise); },
-            [](Json& j, const ModelConfig& c) { j["use_bias"] = c.qkv_bias; }};
+inline Key use_bias(bool otherwise, const char* key = "use_bias") {
+    return {[=](const HfReader& in, ModelConfig& c) { c.qkv_bias = c.proj_bias = c.mlp_bias = in.flag(key, otherwise); },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.qkv_bias; }};
+}
+// A second key for the width; another one is refused.
+inline Key width_again(const char* key) {
+    return {[=](const HfReader& in, ModelConfig& c) { in.only(key, c.C); },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.C; }};
 }
 inline Key scale_attn_weights() {
     const char* const key = "scale_attn_weights";

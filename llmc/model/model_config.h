@@ -122,6 +122,7 @@ struct ModelConfig {
     int window = 0;                                   // number of keys that a query sees, itself included; 0: all before it
     int full_interval = 0;                            // every n-th layer (n, 2n, ...) ignores the window; 0: none does
     int nope_interval = 0;                            // every n-th layer has no positions; 0: all have them
+    int position_offset = 0;                          // rows of learned positions before the first one's
     double rotary_fraction = 1;                       // fraction of each head, from its start, that is rotated
     double local_rope_base = 0;                       // in layers with a window, without scaling; 0: as in the others
     double embedding_scale = 1;                       // factor of the token embedding
@@ -200,6 +201,7 @@ inline ModelConfig canonical(ModelConfig c) {
         c.rope_base = defaults.rope_base;
         c.rope_scaling = {};
     }
+    if (c.position != Position::learned) c.position_offset = 0;
     if (c.position == Position::learned || c.position == Position::none || c.nope_interval > c.L) c.nope_interval = 0;
     make_canonical(c.mixture, c.F, c.L);
     if (c.mixture.groups == c.mixture.group_topk) c.mixture.groups = c.mixture.group_topk = 1;

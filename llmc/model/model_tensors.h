@@ -153,7 +153,7 @@ struct BlockParams {
 template <class E>
 struct Params {
     E* wte;                      // (Vpl, C) token embedding
-    E* wpe;                      // (T, C) learned positions
+    E* wpe;                      // (position_offset + T, C) learned positions
     E *emb_norm_w, *emb_norm_b;  // (C) (C) BLOOM's embedding norm
     std::vector<BlockParams<E>> blocks;
     E *final_norm_w, *final_norm_b;  // (C) (C)
@@ -307,10 +307,9 @@ private:
         wte.factors = outside.folded(1 / grown);
         visit(p.wte, wte);
         if (c.position == Position::learned) {
-            TensorSpec t = vector("wpe", Group::matrix, Init::normal, plain(top(names.wpe) + ".weight", c.T), outside);
-            t.rows = t.whole_rows = c.T;
+            const int rows = c.position_offset + c.T;
+            TensorSpec t = vector("wpe", Group::matrix, Init::normal, plain(top(names.wpe) + ".weight", rows), outside);
             t.cols = t.whole_cols = c.C;
-            t.blocks = {{0, 0, c.T}};
             visit(p.wpe, t);
         }
         if (c.embedding_norm) norm(p.emb_norm_w, p.emb_norm_b, "emb_norm", top(names.emb_norm), outside);
