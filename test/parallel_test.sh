@@ -62,6 +62,10 @@ many=(--norm-place both --qk-layernorm --kv-channels 32 --window-size 9 --window
     --attention-dropout 0.1)
 expect "many options on one rank" train 1 many "${many[@]}"
 layouts "many options" many many "${many[@]}" --check-replicas 4 -- "2 --zero 1" "2 --cp 2" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel"
+# Attention and MLP side by side after one norm, whose gradient has the terms of both.
+shared=(--norm-place shared --normalization LayerNorm)
+expect "one norm for both branches on one rank" train 1 shared "${shared[@]}"
+layouts "one norm for both branches" shared shared "${shared[@]}" --check-replicas 4 -- "2 --tp 2" "2 --tp 2 --no-sequence-parallel --recompute full"
 # A sample's rows cut over ranks: every kind of mask and position, dropout, validation; checkpoints resume in every layout.
 # ZeRO-2: no rank keeps whole gradients. With one micro-batch in a step its sums have ZeRO-1's bits, without clipping, as the
 # norm's order of summation depends on the sharding.

@@ -27,8 +27,8 @@ import torch
 from peft import LoraConfig, PeftModel, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 import transformers
-from transformers import (AutoModelForCausalLM, BloomConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, LlamaConfig,
-                          MixtralConfig, Olmo2Config, OlmoeConfig, Qwen3Config, Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, BloomConfig, CohereConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig,
+                          LlamaConfig, MixtralConfig, Olmo2Config, OlmoeConfig, Qwen3Config, Qwen3MoeConfig)
 from transformers.utils import logging
 
 from cases import case, summary
@@ -55,6 +55,7 @@ FAMILIES = {
     "gpt_neox": (GPTNeoXConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80, max_position_embeddings=T,
                                **COMMON),
                  ["all"], [["query_key_value", "dense", "dense_h_to_4h"]]),
+    "cohere": (CohereConfig(logit_scale=0.3, **SIZES), ["all"], [["q_proj", "o_proj", "up_proj"]]),
     "qwen3": (Qwen3Config(head_dim=20, **LLAMA), ["all"], [["q_proj", "v_proj", "down_proj"]]),
     "olmo2": (Olmo2Config(**LLAMA), ["all"], [["k_proj", "o_proj", "up_proj"]]),
     "gemma2": (Gemma2Config(attn_logit_softcapping=5.0, final_logit_softcapping=3.0, **GEMMA), ["all"], [["q_proj", "o_proj", "down_proj"]]),
