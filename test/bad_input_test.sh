@@ -54,6 +54,10 @@ refuse "dropout of everything"              "hidden-dropout"                "${t
 refuse "config file missing"                "nothere.toml"                  "${train[@]}" --data-path good --config nothere.toml
 echo 'micro-batch-sise = 3' >bad.toml
 refuse "config file with an unknown name"   "micro-batch-sise"              "${train[@]}" --data-path good --config bad.toml
+echo '--swiglu = true' >dashes.toml
+refuse "config file with dashes"            "dashes.toml:1: .*in a file it has no dashes: swiglu" "${train[@]}" --data-path good --config dashes.toml
+echo 'name = "C:\qwen"' >escape.toml
+refuse "config file with an unknown escape" "escape.toml:1 has an unknown escape" "${train[@]}" --data-path good --config escape.toml
 refuse "steps and samples both given"       "train-(iters|samples)"         "${train[@]}" --data-path good --train-samples 100
 
 # ---- model and batch arithmetic ----

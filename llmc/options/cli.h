@@ -82,6 +82,8 @@ inline std::vector<Given> read_config_file(const std::string& file) {
                 if (at() == '\n') wrong("has a text without its closing quote");
                 if (quote == '"' && at() == '\\') {
                     i++;
+                    if (!strchr("nt\"\\", at()))
+                        wrong("has an unknown escape; the known ones are \\n, \\t, \\\" and \\\\, and '...' keeps backslashes");
                     value += at() == 'n' ? '\n' : at() == 't' ? '\t' : at();
                 } else value += at();
             }
@@ -179,6 +181,7 @@ struct Parser {
         const std::string last = bare.substr(bare.rfind('.') + 1);  // litgpt: --train.max_steps
         if (advice.empty() && last != bare) advice = find(last) ? "it is --" + last : advice_on(taker(), last);
         if (advice.empty() && one_dash && find(bare)) advice = "it has two dashes: --" + bare;
+        if (advice.empty() && !g.where.empty() && bare != g.name && find(bare)) advice = "in a file it has no dashes: " + bare;
         const std::string where = g.where.empty() ? "" : g.where + ": ",
                           begin = where + "'" + word + "' is not an option of " + command;
         mistake(advice.empty() ? format("%s%s HINT: train_gpt %s --help%s lists them", begin.c_str(),
