@@ -336,6 +336,11 @@ spoil m3; sed -i 's/"hidden_act": "silu"/"hidden_act": "tanh"/' m3/config.json
 refuse "feature not supported"              "hidden_act.*gelu_pytorch_tanh"                "$program" generate --model m3 --prompt a
 spoil m4; sed -i 's/"intermediate_size": 64/"intermediate_size": 96/' m4/config.json
 refuse "shape other than config.json's"     "mlp"                           "$program" generate --model m4 --prompt a
+spoil zero; sed -i 's/"rope_theta": [0-9.]*/"rope_theta": 0/' zero/config.json
+for use in "generate --prompt a" "eval --text good.txt" "export --out never" "export --gguf never.gguf" "train --data-path good --train-iters 1 --out never"; do
+    # shellcheck disable=SC2086 # several words
+    refuse "${use%% --p*}: a size by its file"  "^error: zero/config.json: --rotary-base is 0" "$program" $use --model zero
+done
 spoil m5; head -c 1000 model/latest/model.safetensors >m5/model.safetensors
 refuse "weights truncated"                  "model.safetensors.*HINT: download" "$program" generate --model m5 --prompt a
 spoil m7

@@ -57,6 +57,7 @@ inline ModelConfig read_config(const std::string& dir) {
     }
     const std::string path = dir + "/config.json";
     ModelConfig c = from_hf_config(read_json(path), path);
+    check_config_of(path, c);
     if (const auto gguf = gguf_model_in(dir)) c.coded = gguf->formats();
     return c;
 }

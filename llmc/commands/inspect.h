@@ -123,7 +123,6 @@ inline void describe_state(Table& table, const TrainingState& s) {
 }
 
 inline void describe_parameters(Table& table, const ModelConfig& c, const std::string& dir) {
-    check_config(c);
     const ParameterTable parameters(c);
     table.row("family", c.family);
     table.row("shape", format("%d layers, width %d, %d heads of %d (%d for keys and values), feed-forward %d", c.L, c.C, c.NH,

@@ -67,7 +67,7 @@ inline int export_model_files(World& world, const ExportOptions& o) {
     refuse_together(is_gguf_file(o.model), "--model " + o.model, "--out", "it is one file, which can be copied",
                     "train_gpt import --gguf " + o.model + " --out " + o.out + " writes a model directory");
     const std::string dir = model_directory(o.model);
-    if (!is_adapter(dir)) check_config(read_config(dir));
+    if (!is_adapter(dir)) read_config(dir);
     if (file_exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
     check_weights(world, dir);
     const NewDirectory directory(o.out);

@@ -329,5 +329,13 @@ inline void check_config(const ModelConfig& c) {
     if (c.position == Position::rope) check_rope(c);
     if (c.mixture.on()) check_mixture(c);
 }
+// The same for the configuration in a file, which its errors name.
+inline void check_config_of(const std::string& file, const ModelConfig& c) {
+    try {
+        check_config(c);
+    } catch (const Error& e) {
+        fail("%s: %s", file.c_str(), e.what());
+    }
+}
 
 inline void pad_vocabulary(ModelConfig& c, int divisible_by) { c.Vp = (c.V + divisible_by - 1) / divisible_by * divisible_by; }
