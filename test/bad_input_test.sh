@@ -341,6 +341,10 @@ for use in "generate --prompt a" "eval --text good.txt" "export --out never" "ex
     # shellcheck disable=SC2086 # several words
     refuse "${use%% --p*}: a size by its file"  "^error: zero/config.json: --rotary-base is 0" "$program" $use --model zero
 done
+spoil jinja; printf '{{ x' >jinja/chat_template.jinja
+refuse "a chat template by its file"        "jinja/chat_template.jinja: line 1"  "$program" generate --model jinja --chat --prompt a
+rm jinja/chat_template.jinja; sed -i '0,/{/s//{"chat_template": "{{ x",/' jinja/tokenizer_config.json
+refuse "one among the tokenizer's settings" "jinja/tokenizer_config.json: line 1" "$program" generate --model jinja --chat --prompt a
 spoil m5; head -c 1000 model/latest/model.safetensors >m5/model.safetensors
 refuse "weights truncated"                  "model.safetensors.*HINT: download" "$program" generate --model m5 --prompt a
 spoil m7

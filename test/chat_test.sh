@@ -17,7 +17,7 @@ cat >tok/chat_template.jinja <<'END'
 {% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
 END
 expect "prepare" "$program" prepare --chat --input chats.jsonl --output chat --tokenizer tok
-says "the template is found" "4 conversations with the template of tok/tokenizer.json"
+says "the template is found" "4 conversations with the template of tok/chat_template.jinja"
 expect "inspect" "$program" inspect chat
 says "it tells what is learned" "learned  *[0-9]* tokens"
 expect "options of plain text" "$program" train --preset llama-tiny --tokenizer tok --seq-length 96 --train-iters 2 --data-path chat \

@@ -190,6 +190,10 @@ inline std::string jinja_template_in(const std::map<std::string, std::string>& f
             if (named.is_object() && named.value("name", "") == "default") return named.value("template", "");
     return "";
 }
+// The file of a directory that has its template, if it has one.
+inline std::string template_file_in(const std::filesystem::path& dir) {
+    return (dir / (file_exists((dir / jinja_file).string()) ? jinja_file : "tokenizer_config.json")).string();
+}
 inline std::string jinja_template_of(const std::filesystem::path& dir) {
     std::map<std::string, std::string> files;
     for (const char* name : {jinja_file, "tokenizer_config.json"})
@@ -207,14 +211,15 @@ inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::st
             "the tokenizer is used",
             name.c_str(), names.c_str());
     }
-    std::string place = adapter, jinja = adapter.empty() ? "" : jinja_template_of(adapter);
+    std::filesystem::path place = adapter;
+    std::string jinja = adapter.empty() ? "" : jinja_template_of(place);
     if (jinja.empty()) {
-        place = tokenizer.source();
-        jinja = jinja_template_of(std::filesystem::path(place).parent_path());
+        place = std::filesystem::path(tokenizer.source()).parent_path();
+        jinja = jinja_template_of(place);
     }
     if (jinja.empty())
         fail("%s has no chat template; HINT: --chat-template NAME, one of %s", tokenizer.source().c_str(), names.c_str());
-    return {"of " + place, "", {}, jinja};
+    return {"of " + template_file_in(place), "", {}, jinja};
 }
 
 // The time that templates get from strftime_now(): SOURCE_DATE_EPOCH, if set, so that the same command gives the same tokens on
