@@ -695,6 +695,16 @@ TEST(State, ComesBack) {
     EXPECT_EQ(parted.planned, 300 * 8);
     EXPECT_EQ(parted.batch(), 109);
     EXPECT_EQ(parted.sample(), old.consumed);
+    for (const auto& [part, value] :
+         std::vector<std::pair<const char*, nlohmann::json>>{{"layout", {{"matrix_unit", {7}}}},
+                                                             {"layout", {{"precision", 16}}},
+                                                             {"layout", {{"dp", "1"}}},
+                                                             {"options", {{"global-batch-size", "8"}}}}) {
+        auto damaged = to_json(s);
+        damaged[part].update(value);
+        write_file(state_file(dir / ""), damaged.dump());
+        expect_error([&] { read_state(dir / ""); }, {"state.json is damaged"});
+    }
     write_file(state_file(dir / ""), "{\"format\": 1}");
     expect_error([&] { read_state(dir / ""); }, {"state.json is damaged"});
     write_file(state_file(dir / ""), "{\"format\": 2}");

@@ -62,6 +62,7 @@ inline void make_room_for_new_run(const std::string& out) {
 inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int ranks = 1) {
     if (const std::string problem = verify_directory(dir, rank, ranks); !problem.empty()) return problem;
     const std::string manifest = dir + "/" + manifest_name;
+    std::string file = manifest;  // the one that is being read
     try {
         const nlohmann::json files = read_json(manifest).at("files");
         const auto missing = [&](const std::string& name) {
@@ -70,7 +71,8 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
         const bool adapter = files.contains("adapter_config.json");
         for (const char* name : {adapter ? "adapter_config.json" : "config.json", "training/state.json"})
             if (!files.contains(name)) return missing(name);
-        const nlohmann::json state = read_json(state_file(dir));
+        file = state_file(dir);
+        const nlohmann::json state = read_json(file);
         if (const int64_t named = step_of_name(std::filesystem::path(dir).filename().string());
             named >= 0 && state.at("step") != named)
             return dir + " holds the checkpoint of step " + state.at("step").dump() + "; HINT: rename it";
@@ -85,8 +87,10 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
             if (files.contains(single)) continue;
             if (!files.contains(index)) return missing(single);
             const std::string folder = stem.substr(0, stem.find_last_of('/') + 1);
-            for (const auto& [tensor, file] : read_json(dir + "/" + index).at("weight_map").items())
-                if (const std::string name = folder + file.get<std::string>(); !files.contains(name)) return missing(name);
+            file = dir + "/" + index;
+            const nlohmann::json map = read_json(file).at("weight_map");
+            for (const auto& [tensor, part] : map.items())
+                if (const std::string name = folder + part.get<std::string>(); !files.contains(name)) return missing(name);
         }
         const auto listed = [&](const std::string& path) {
             return files.contains(path + ".safetensors") || files.contains(path + ".safetensors.index.json");
@@ -100,7 +104,7 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
                     !problem.empty())
                     return problem;
     } catch (const nlohmann::json::exception& e) {
-        return dir + " is damaged: " + json_problem(e);
+        return file + " is damaged: " + json_problem(e);
     } catch (const Error& e) {
         return e.what();
     }

@@ -143,6 +143,11 @@ inline TrainingState read_state(const std::string& dir) {
         s.layout = j.at("layout");
         if (!s.options.is_object() || !s.data.is_array() || !s.layout.is_object())
             fail_damaged(path, "options and layout must be objects, data a list");
+        s.layout.value("matrix_unit", Strings());  // a wrong type is reported here, with the file's name
+        s.layout.value("precision", "");
+        for (auto* part : {&s.layout, &s.options})
+            for (const char* name : {"dp", "micro-batch-size", "global-batch-size"})
+                if (part->contains(name)) count(name, (*part)[name], 0, INT_MAX);
         if (j.contains("discarded_samples")) s.discarded_samples = count("discarded_samples", j["discarded_samples"], 0, most);
         else part_from_consumed(s);
         s.planned = j.contains("planned_samples") ? count("planned_samples", j["planned_samples"], 0, INT64_MAX)

@@ -32,9 +32,9 @@ struct StepHistory {
     StepHistory(const TrainOptions& o, int layers, const TrainingState& state, const std::string& dir)
         : guard(guard_options(o)) {
         if (const Fp8Recipe recipe = fp8_recipe(o); recipe.on) fp8 = Fp8State(recipe, layers);
-        fp8.from_json(state.fp8, dir);
-        if (!state.guard.is_null()) guard.restore(state.guard, dir);
-        if (!state.steadiness.is_null()) steadiness.restore(state.steadiness, dir);
+        fp8.from_json(state.fp8, state_file(dir));
+        if (!state.guard.is_null()) guard.restore(state.guard, state_file(dir));
+        if (!state.steadiness.is_null()) steadiness.restore(state.steadiness, state_file(dir));
     }
     void save(TrainingState& state) const {
         state.fp8 = fp8.to_json();
