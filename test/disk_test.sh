@@ -191,7 +191,6 @@ killed_at() {
     refused env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work" CHAOS_DIE="$call" "$@"
 }
 left() { find . -name '*.tmp.*' -o -name '*.bin.[0-9]*' | grep .; }
-printf '{"question": "1+1=", "answer": "2"}\n' >task.jsonl
 declare -A commands=(
     [tokenizer]="tokenizer --input text.txt --vocab-size 290 --output $work/tok2"
     [export]="export --model whole --gguf $work/whole.gguf"
@@ -218,6 +217,18 @@ for at in 1 2 3; do
     expect "prepare --resume is killed before rename $at" killed_at rename:$((at + 1)) "$program" prepare --resume --input text.txt --output "$work/part" --tokenizer tok --split-documents blank
     expect "prepare --resume again, after rename $at" "$program" prepare --resume --input text.txt --output "$work/part" --tokenizer tok --split-documents blank
     expect "prepare --resume: the same, after rename $at" cmp part.bin text.bin
+done
+for i in 1 2 3; do echo "{\"context\": \"the sheep $i of\", \"references\": [\"city\"], \"max_new_tokens\": 4}"; done >written.jsonl
+answers() { "$program" eval --model whole --tasks written.jsonl written.jsonl --threads 1 --answers "$work/$1"; }
+expect "answers" answers answers.jsonl
+expect "answers to both tasks" test "$(wc -l <answers.jsonl)" == 6
+for call in open:1 write:1 fsync:1 rename:1; do
+    expect "eval --answers is killed before $call" killed_at $call "$program" eval --model whole --tasks written.jsonl written.jsonl --threads 1 --answers "$work/killed.jsonl"
+    expect "eval --answers: no answers before they are complete, $call" test ! -e killed.jsonl
+    expect "eval --answers again, after $call" answers killed.jsonl
+    expect "eval --answers: the same, after $call" cmp killed.jsonl answers.jsonl
+    expect "eval --answers: nothing is left, after $call" refused left
+    rm -f killed.jsonl
 done
 expect "a model that is too large is refused before its samples are ordered" refused timeout 60 "$program" train --size 70b --tokenizer tok --data-path text --out big
 says "by its memory" "error: .* memory"
