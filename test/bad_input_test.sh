@@ -228,7 +228,7 @@ not_text "tokenizer --report" "tokenizer --report DIR --input" "$program" tokeni
 not_text "eval --text" "eval --text"        "$program" eval --model model/latest --text
 head -c 3000 "$golden/parquet/plain-v1-none.parquet" >cut.parquet
 refuse "prepare: Parquet that is cut off"   "cut.parquet cannot be read as Parquet: it is cut off: the footer" "$program" prepare --output p --tokenizer tok --input cut.parquet
-refuse "prepare: Parquet from a pipe"       "standard input is Parquet.*cannot be read from a pipe; HINT: give the file" bash -c "cat '$golden/parquet/plain-v1-none.parquet' | '$program' prepare --input - --output p --tokenizer tok"
+refuse "prepare: Parquet from a pipe"       "standard input is Parquet.*cannot be read from a pipe or an address; HINT: give a file" bash -c "cat '$golden/parquet/plain-v1-none.parquet' | '$program' prepare --input - --output p --tokenizer tok"
 refuse "prepare: another column"            "has no column 'body'; its columns are id, text, .*HINT: --json-keys" "$program" prepare --output p --tokenizer tok --input "$golden/parquet" --json-keys body
 printf 'WARC/1.0\r\nContent-Length: 50\r\n\r\ncut' >cut.warc
 refuse "prepare: WARC that is cut off"      "record 1 of cut.warc is cut off" "$program" prepare --output p --tokenizer tok --input cut.warc
@@ -319,7 +319,21 @@ refuse "prepare: documents of a table"      "split-documents has no effect: no f
 refuse "prepare: the encoding of Parquet"   "encoding has no effect: no file of prepare --input is text; HINT" "$program" prepare --output p --tokenizer tok --input "$golden/parquet" --encoding latin1
 expect "a pipe is judged when it is read"   bash -c "'$program' prepare --input - --output p --tokenizer tok --json-keys K <good.txt"
 says "with a note"                          "note: --json-keys has no effect"
-refuse "prepare: an address"                "example.com/a.txt is an address; .*HINT: curl -L" "$program" prepare --output p --tokenizer tok --input https://example.com/a.txt
+refuse "prepare: an address of S3"          "s3://b/a.txt is an address of s3, which needs a command .*HINT: --input-command 'aws s3 cp [{][}] -'" "$program" prepare --output p --tokenizer tok --input s3://b/a.txt
+refuse "prepare: a command without a place" "which has no [{][}] for the address; HINT" "$program" prepare --output p --tokenizer tok --input s3://b/a.txt --input-command cat
+refuse "prepare: a command for a shell"     "which needs a shell for '|'; HINT: no shell runs it" "$program" prepare --output p --tokenizer tok --input s3://b/a.txt --input-command "cat {} | zcat"
+refuse "prepare: a quote without its end"   "which has a ' without its end" "$program" prepare --output p --tokenizer tok --input s3://b/a.txt --input-command "cat '{}"
+refuse "prepare: no such command"           "there is no program catt; HINT: install it" "$program" prepare --output p --tokenizer tok --input s3://b/a.txt --input-command "catt {}"
+refuse "prepare: a command for no address"  "input-command has no effect without an address" "$program" prepare --output p --tokenizer tok --input good.txt --input-command "cat {}"
+refuse "prepare: no curl"                   "is read by curl, which is not installed; HINT: install curl, or --input-command" env PATH=/nowhere "$program" prepare --output p --tokenizer tok --input https://b/a.txt
+refuse "eval: a command without a text"     "input-command has no effect without --text" "$program" eval --model model --data-path good --input-command "cat {}"
+printf '\n# nothing\n' >empty.list
+printf 'good.txt\n./self.list\n' >self.list
+printf '@empty.list\n' >nested.list
+refuse "prepare: an empty list"             "the list empty.list names no file; HINT: one path or address per line" "$program" prepare --output p --tokenizer tok --input @empty.list
+refuse "prepare: a list in itself"          "self.list:2 names the list itself; HINT" "$program" prepare --output p --tokenizer tok --input @self.list
+refuse "prepare: a list in a list"          "nested.list:1 names a list, and lists do not nest; HINT" "$program" prepare --output p --tokenizer tok --input @nested.list
+refuse "prepare: no such list"              "cannot open nothing.list" "$program" prepare --output p --tokenizer tok --input @nothing.list
 refuse "prepare: prepared data"             "good2.bin is not plain text: it is prepared data, next to its index; HINT: --data-path good2" "$program" prepare --output p --tokenizer tok --input good2.bin
 : >empty.json
 refuse "prepare: an empty tokenizer"        "empty.json is empty; HINT: copy or download it again" "$program" prepare --output p --tokenizer empty.json --input good.txt

@@ -133,6 +133,34 @@ inline std::string shell_command(const Strings& words) {
     return command;
 }
 
+// The words of a command as a shell splits it: blanks separate them; quotes and backslashes protect. `problem`: gets why the text
+// is no list of words ("needs a shell for '|'").
+inline Strings split_words(const std::string& command, std::string& problem) {
+    Strings words;
+    bool in_word = false;
+    char quote = 0;
+    for (size_t i = 0; i < command.size(); i++) {
+        char c = command[i];
+        if (!quote && strchr(" \t\n", c)) {
+            in_word = false;
+            continue;
+        }
+        if (!in_word) words.emplace_back();
+        in_word = true;
+        if (c == quote) quote = 0;
+        else if (!quote && (c == '\'' || c == '"')) quote = c;
+        else {
+            if (quote != '\'' && strchr("$`", c)) problem = format("needs a shell for '%c'", c);
+            if (!quote && strchr("|&;<>()*?#~", c)) problem = format("needs a shell for '%c'", c);
+            if (c == '\\' && quote != '\'' && i + 1 < command.size() && (!quote || strchr("\"\\$`", command[i + 1])))
+                c = command[++i];
+            words.back() += c;
+        }
+    }
+    if (quote) problem = format("has a %c without its end", quote);
+    return words;
+}
+
 // Length of the text in bytes without an incomplete character at its end.
 inline size_t whole_characters(const std::string& text) {
     for (size_t back = 1; back <= std::min<size_t>(3, text.size()); back++) {

@@ -176,7 +176,7 @@ inline nlohmann::ordered_json describe_files(const std::vector<std::string>& nam
 // the input's files must be unchanged.
 inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input) {
     nlohmann::ordered_json options = options_to_json(o);
-    for (const char* free : {"threads", "output", "memory-limit"}) options.erase(free);
+    for (const char* free : {"threads", "output", "memory-limit", "input-command"}) options.erase(free);
     std::vector<std::string> named = o.decontaminate;
     for (const std::string* file : {&o.language_model, &o.quality_model, &o.bad_words})
         if (!file->empty()) named.push_back(*file);

@@ -44,7 +44,7 @@ public:
           reader_(reader),
           counts_(counts),
           file_(reader.files_of_share().first) {
-        if (!reader.only_files()) fail_usage("--resume needs files: a pipe cannot be read again");
+        if (!reader.can_be_read_again()) fail_usage("--resume needs files: a pipe cannot be read again");
         nlohmann::ordered_json same;
         same["input files"] = reader.input().files;
         same["tokenizer"] = tokenizer_hash;

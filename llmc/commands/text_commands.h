@@ -466,7 +466,7 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     if (std::filesystem::exists(std::filesystem::symlink_status(file, error)) && !is_same())
         print_line(stderr, "note: another " + file + " was there and is now " + set_aside(file));
     writer.commit();
-    if (reader.only_files()) {
+    if (reader.is_local()) {
         DocumentReader again(reader.input());
         report_tokenizer(Tokenizer::load(file), again, threads, false);
     }

@@ -273,6 +273,7 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
         {no_text && given("max-bad-lines"), "--max-bad-lines", "--text"},
         {no_text && given("allow-binary"), "--allow-binary", "--text"},
         {no_text && given("encoding"), "--encoding", "--text"},
+        {no_text && given("input-command"), "--input-command", "--text"},
         {no_text && given("skip-bad-files"), "--skip-bad-files", "--text"},
         {!o.text.empty() && given("max-samples"), "--max-samples", "--data-path and --tasks"}};
     for (const auto& [wrong, option, needed] : rows) refuse_idle(wrong, option, needed);

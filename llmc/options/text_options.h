@@ -17,6 +17,9 @@
       "accept any bytes as text; default: refuse binary formats, and files with over 0.5% NUL or invalid UTF-8")       \
     X(std::string, encoding, "", "", word("NAME"), "Input",                                                            \
       "encoding of texts that are not UTF-8, named as in iconv: latin1, cp932, utf-16; auto: detected in each file")   \
+    X(std::string, input_command, "", "", word("COMMAND"), "Input",                                                    \
+      "command, run without a shell, that writes the bytes of the address {} to its standard output, as in 'aws s3 "   \
+      "cp {} -'; default: curl for http and https")                                                                    \
     X(bool, skip_bad_files, "", false, anything(), "Input",                                                            \
       "skip unreadable files and the rest of damaged ones; default: refuse the input")
 
@@ -24,7 +27,7 @@
 #define TEXT_OPTIONS(X)                                                                                             \
     X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                             \
       "files of text, JSON, CSV, TSV, HTML or WARC (plain, .gz, .zst) or Parquet; folders; patterns in quotes; -: " \
-      "standard input")                                                                                             \
+      "standard input; https:// and other addresses; @FILE: a list of all these, one per line")                     \
     READING_OPTIONS(X)
 
 #define PREPARE_OPTIONS(X)                                                                                                \

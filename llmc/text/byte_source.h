@@ -158,10 +158,10 @@ private:
 };
 #endif
 
-// Opens a file, a pipe or standard input, decompressed if this build can. If it cannot, the bytes are unchanged, and
-// text_format.h refuses them with the command that helps.
-inline std::unique_ptr<InputStream> open_input(const std::string& name) {
-    auto in = std::make_unique<InputStream>(name);
+// The stream, decompressed if this build can. If it cannot, the bytes are unchanged, and text_format.h refuses them with the
+// command that helps.
+inline std::unique_ptr<InputStream> decompressed(std::unique_ptr<InputStream> in) {
+    [[maybe_unused]] const std::string name = in->name();
     [[maybe_unused]] const std::string_view first = in->peek(4).substr(0, 4);
 #ifdef HAVE_ZLIB
     if (first.substr(0, 2) == "\x1f\x8b")
@@ -173,4 +173,8 @@ inline std::unique_ptr<InputStream> open_input(const std::string& name) {
         return std::make_unique<InputStream>(name, std::make_unique<ZstdSource>(std::move(in)));
 #endif
     return in;
+}
+// A file, a pipe or standard input, decompressed.
+inline std::unique_ptr<InputStream> open_input(const std::string& name) {
+    return decompressed(std::make_unique<InputStream>(name));
 }

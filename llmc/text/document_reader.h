@@ -45,7 +45,9 @@
 // Reads a source ahead in a thread, into a queue of at most queue_bytes and one document.
 class ReadAhead : public DocumentSource {
 public:
-    explicit ReadAhead(std::unique_ptr<DocumentSource> source) : source_(std::move(source)) {
+    // stop: ends a source that waits for a command, when this object ends.
+    explicit ReadAhead(std::unique_ptr<DocumentSource> source, StopReading stop)
+        : source_(std::move(source)), stop_(std::move(stop)) {
         try {
             thread_ = std::thread([this] { read(); });
         } catch (const std::system_error&) {  // no more threads: next() reads
@@ -56,6 +58,7 @@ public:
             const std::lock_guard<std::mutex> lock(mutex_);
             stopped_ = true;
         }
+        *stop_ = true;
         changed_.notify_all();
         if (thread_.joinable()) thread_.join();
     }
@@ -119,6 +122,7 @@ private:
     }
 
     std::unique_ptr<DocumentSource> source_;
+    StopReading stop_;
     Batch batch_;  // in use
     size_t at_ = 0;
     int64_t position_ = 0;
@@ -258,19 +262,20 @@ public:
                   : not_text_.empty() ? in_words(left_out_)
                                       : not_text_)
                      .c_str());
-        if (const std::string unused = only_files_ ? unused_option() : ""; !unused.empty())
+        if (const std::string unused = is_local() ? unused_option() : ""; !unused.empty())
             fail_usage("%s; HINT: omit it", unused.c_str());
     }
 
     // With folders and patterns replaced by their files.
     const TextInput& input() const { return input_; }
     int64_t total_bytes() const {
-        return only_files_ ? total_bytes_ : 0;
+        return is_local() ? total_bytes_ : 0;
     }  // of the files on disk, compressed or not; 0: not known
     int64_t bytes_read() const { return bytes_of_read_files_ + (open_.empty() ? 0 : open_.front().source->position()); }
     // Some files are neither text nor JSON, or in another encoding.
     bool converts() const { return converts_; }
-    bool only_files() const { return only_files_; }  // no pipes: the input can be read again
+    bool can_be_read_again() const { return !has_pipes_; }
+    bool is_local() const { return !has_pipes_ && !has_addresses_; }  // files only, whose sizes are known
 
     // Before the first next(): starts with this chunk of this file; before: an InputJudge's counts up to there.
     void begin_at(size_t file, int64_t chunk, const JudgedLines& before = {}) {
@@ -278,20 +283,22 @@ public:
         begin_file_ = file;
         begin_chunk_ = chunk;
         before_ = before;
-        for (size_t i = first_of_share_; i < file; i++) bytes_of_read_files_ += sizes_[i];
+        for (size_t i = first_of_share_; i < file; i++) bytes_of_read_files_ += std::max<int64_t>(0, sizes_[i]);
     }
     // Before begin_at() and next(): reads only a rank's files.
     void read_share(InputShare& share) {
-        if (!only_files_)
+        if (has_pipes_)
             fail_usage("%s has a pipe, which ranks cannot share; HINT: give files, or omit mpirun", input_.reading.c_str());
         share_ = &share;
-        std::tie(first_of_share_, end_of_share_) = InputShare::files_of(sizes_, share.rank(), share.size());
+        const std::vector<int64_t> equal(sizes_.size(), 1);  // sizes of addresses are not known
+        std::tie(first_of_share_, end_of_share_) =
+            InputShare::files_of(has_addresses_ ? equal : sizes_, share.rank(), share.size());
         begin_at(first_of_share_, 0);
     }
     InputShare* share() const { return share_; }
     std::pair<size_t, size_t> files_of_share() const { return {first_of_share_, std::min(end_of_share_, sizes_.size())}; }
     InputJudge judge() const { return InputJudge(input_, begin_file_, before_, first_of_share_, share_ != nullptr); }
-    const std::vector<int64_t>& file_sizes() const { return sizes_; }  // in bytes; -1: a pipe
+    const std::vector<int64_t>& file_sizes() const { return sizes_; }  // in bytes; -1: a pipe or an address
 
     // The next document, JSON line, or part of a document; false at the end of the last file.
     bool next(Chunk& chunk) {
@@ -400,8 +407,11 @@ private:
     static bool is_of_records(TextFormat f) { return is_json(f) || is_table(f); }
     // Judges a file by its first bytes and adds it.
     void add(const InputFile& file) {
-        if (file.path == "-" || (file_exists(file.path) && !is_regular(file.path))) {
-            only_files_ = false;
+        const bool address = is_address(file.path);
+        if (address || file.path == "-" || (file_exists(file.path) && !is_regular(file.path))) {
+            if (address) input_.command.check(file.path);
+            (address ? has_addresses_ : has_pipes_) = true;
+            converts_ |= address;
             input_.files.push_back(file.path);
             sizes_.push_back(-1);
             return;
@@ -518,22 +528,40 @@ private:
                 input_name(in.name()).c_str());
         return found;
     }
+    // An address is judged only now. --skip-bad-files leaves it out like a file, but not because its download failed.
     void open_next() {
         const size_t file = next_file_++;
-        auto in = decoded(open_input(input_.files[file]));
+        try {
+            open(file);
+        } catch (const AddressUnreadable&) {
+            throw;
+        } catch (const Error& e) {
+            if (!input_.skip_bad_files || !is_address(input_.files[file])) throw;
+            refused_.emplace_back(input_.files[file], e.what());
+        }
+    }
+    void open(size_t file) {
+        const std::string& path = input_.files[file];
+        const bool address = is_address(path);
+        const auto stop = std::make_shared<std::atomic<bool>>(false);
+        auto in =
+            address
+                ? decompressed(std::make_unique<InputStream>(path, std::make_unique<AddressSource>(path, input_.command, stop)))
+                : open_input(path);
+        in = decoded(std::move(in), address);
         const std::string name = in->name();
         const TextFormat found = check_format(*in);
         formats_.insert(found);
         if (found == TextFormat::parquet && sizes_[file] < 0)
             fail(
-                "%s is Parquet, which has its table of contents at the end and cannot be read from a pipe; HINT: give the "
-                "file",
+                "%s is Parquet, which has its table of contents at the end and cannot be read from a pipe or an address; HINT: "
+                "give a file",
                 input_name(name).c_str());
         std::string column;
         std::unique_ptr<DocumentSource> source = open_source(std::move(in), found, &column);
         auto& taken = taken_[{found, column}];
         if (taken.first++ == 0) taken.second = name;
-        if (sizes_[file] >= 0) source = std::make_unique<ReadAhead>(std::move(source));
+        if (sizes_[file] >= 0 || address) source = std::make_unique<ReadAhead>(std::move(source), stop);
         open_.push_back({file, std::move(source)});
     }
     // column: gets the name of the text's column in a table.
@@ -561,6 +589,8 @@ private:
         if (!input_.skip_bad_files) return file.source->next(chunk);
         try {
             return file.source->next(chunk);
+        } catch (const AddressUnreadable&) {
+            throw;
         } catch (const Error& e) {
             refused_.emplace_back(input_.files[file.file], "the rest of a file: " + std::string(e.what()));
             return false;
@@ -574,14 +604,14 @@ private:
     std::string guessed_;
     std::set<TextFormat> formats_;  // of all files judged so far
     TextInput input_;
-    std::vector<int64_t> sizes_;  // of each file; -1: a pipe
+    std::vector<int64_t> sizes_;  // of each file; -1: a pipe or an address
     std::deque<OpenFile> open_;   // the current file, and the ones ahead
     size_t next_file_ = 0, begin_file_ = 0, shown_length_ = 0;
     int64_t begin_chunk_ = 0;
     InputShare* share_ = nullptr;  // null: one process reads all files
     size_t first_of_share_ = 0, end_of_share_ = SIZE_MAX;
     JudgedLines before_;
-    bool only_files_ = true;
+    bool has_pipes_ = false, has_addresses_ = false;
     std::map<std::pair<TextFormat, std::string>, std::pair<int, std::string>> taken_;  // by format and column: files, the first
     int64_t total_bytes_ = 0, bytes_of_read_files_ = 0, n_not_text_ = 0;
     LeftOut left_out_;

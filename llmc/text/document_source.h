@@ -19,6 +19,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/text.h"
+#include "address_source.h"
 #include "byte_source.h"
 #include "../tokenizer/conversation.h"
 #include "../tokenizer/jinja_parser.h"
@@ -41,6 +42,7 @@ struct TextInput {
     std::string encoding = "";                // of texts: iconv's name, "auto", or "": UTF-8
     bool skip_bad_files = false;              // files that cannot be read are left out, with a note
     Strings given{};                          // options of reading that the user has given
+    InputCommand command{};                   // reads the addresses among the files
     std::string writes = "";                  // a data set that the command writes: in folders its files are left out
     bool keep_fields = false;                 // Chunk::fields gets the other fields next to the text
     bool whole_documents = false;             // a long document does not come in parts
@@ -55,6 +57,9 @@ struct TextInput {
 // The files, read as the options say (options/text_options.h, READING_OPTIONS).
 template <class Options>
 TextInput text_input(const Options& o, const Strings& files, const std::string& reading, const std::string& split) {
+    const auto no_address = [](const std::string& name) { return !is_address(name) && name[0] != '@'; };
+    refuse_idle(!o.input_command.empty() && std::all_of(files.begin(), files.end(), no_address), "--input-command",
+                "an address to read");
     return {files,
             reading,
             o.json_keys,
@@ -64,7 +69,8 @@ TextInput text_input(const Options& o, const Strings& files, const std::string& 
             o.allow_binary,
             o.encoding,
             o.skip_bad_files,
-            Strings(o.given.begin(), o.given.end())};
+            Strings(o.given.begin(), o.given.end()),
+            InputCommand(o.input_command)};
 }
 
 // Statistics for judging an input: of the current file, and of all files.

@@ -1,4 +1,4 @@
-// Which files an input's names stand for: files, folders, patterns.
+// Which files and addresses an input's names stand for: files, folders, patterns, addresses, lists of these.
 #pragma once
 #include <glob.h>
 
@@ -17,6 +17,7 @@
 #include "../base/terminal.h"
 #include "../base/text.h"
 #include "../tokenizer/tokenizer_identity.h"
+#include "text_format.h"
 
 struct InputFile {
     std::string path;
@@ -37,7 +38,8 @@ inline void note_repeated(const std::vector<InputFile>& files) {
     for (const InputFile& file : files) {
         std::error_code error;
         const auto path = std::filesystem::canonical(file.path, error);
-        if (!error && !seen.insert(path.string()).second) repeated.push_back(file.path);
+        const bool known = !error || is_address(file.path);
+        if (known && !seen.insert(error ? file.path : path.string()).second) repeated.push_back(file.path);
     }
     if (repeated.empty()) return;
     print_line(stderr, format("note: %s will be read more than once, %s among them",
@@ -86,9 +88,44 @@ inline void refuse_saved_dataset(const std::string& dir) {
         dir.c_str(), several ? "[\"train\"]" : "", shell_word(dir).c_str());
 }
 
-// The files that the names match, in order. A folder matches all files in it and below, sorted by their names' bytes; a pattern
-// (*.jsonl, quoted from the shell) is expanded; both exclude the files of the data set `writes`. Other contents of a folder are
-// counted in `left_out`; a folder that cannot be read to its end is refused.
+// The names with each list, @FILE, replaced by the lines in it. Blank lines and those that start with # are skipped.
+inline Strings with_lists(const Strings& names) {
+    std::error_code error;
+    Strings all;
+    for (const std::string& name : names) {
+        if (name[0] != '@' || std::filesystem::exists(name, error)) {
+            all.push_back(name);
+            continue;
+        }
+        const std::string list = name.substr(1);
+        if (list.empty() || is_address(list))
+            fail_usage("%s is no list; HINT: @FILE, where FILE has a path or address per line; @- is standard input",
+                       name.c_str());
+        const size_t before = all.size();
+        InputStream in(list);
+        int64_t n = 0;
+        for (std::string line; in.read_line(line, 1 << 16);) {
+            n++;
+            line.erase(line.find_last_not_of(" \t\r\n") + 1);
+            line.erase(0, line.find_first_not_of(" \t"));
+            if (line.empty() || line[0] == '#') continue;
+            const bool nests = line[0] == '@' && !std::filesystem::exists(line, error);
+            const bool itself = std::filesystem::equivalent(nests ? line.substr(1) : line, list, error);
+            if (itself || nests)
+                fail("%s:%lld names %s; HINT: give each list to the command, as @FILE", input_name(list).c_str(), (long long)n,
+                     itself ? "the list itself" : "a list, and lists do not nest");
+            all.push_back(line);
+        }
+        if (all.size() == before)
+            fail("the list %s names no file; HINT: one path or address per line", input_name(list).c_str());
+    }
+    return all;
+}
+
+// The files that the names match, in order. A folder matches all files in it and below, sorted by their names' bytes; a
+// pattern (*.jsonl, quoted from the shell) and a list are expanded; addresses stay as they are. Folders and patterns exclude
+// the files of the data set `writes`. Other contents of a folder are counted in `left_out`; a folder that cannot be read to
+// its end is refused.
 inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_out, const std::string& writes = "") {
     namespace fs = std::filesystem;
     const std::pair<std::string, std::string> written = {"file of the data that are written",
@@ -97,10 +134,7 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
     std::vector<InputFile> files;
     std::error_code error;
     const auto add = [&](const std::string& name) {
-        if (name.find("://") != std::string::npos && !fs::exists(name, error))
-            fail("%s is an address; only files of this machine are read; HINT: curl -L %s | train_gpt ... --input - reads it",
-                 name.c_str(), shell_word(name).c_str());
-        if (!fs::is_directory(name, error)) {
+        if (is_address(name) || !fs::is_directory(name, error)) {
             files.push_back({name, false});
             return;
         }
@@ -131,8 +165,9 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
         std::sort(files.begin() + (std::ptrdiff_t)before, files.end(),
                   [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
     };
-    for (const std::string& name : names) {
-        const bool pattern = name.find_first_of("*?[") != std::string::npos && !fs::exists(fs::symlink_status(name, error));
+    for (const std::string& name : with_lists(names)) {
+        const bool pattern =
+            !is_address(name) && name.find_first_of("*?[") != std::string::npos && !fs::exists(fs::symlink_status(name, error));
         if (!pattern) {
             add(name);
             continue;

@@ -13,6 +13,7 @@
 #include "../base/file.h"
 #include "../base/text.h"
 #include "../base/utf8.h"
+#include "address_source.h"
 #include "markup.h"
 
 // ---- files that are not text ------------------------------------------------------------------------------------------------
@@ -136,9 +137,10 @@ inline const FileSignature* find_signature(std::string_view first) {
 }
 
 // "zcat FILE" with the input's name, piped into the command that reads it. `reading` is that command up to the file's name, as
-// in "prepare --input"; "" if it reads only files. Data from a pipe has no name.
+// in "prepare --input"; "" if it reads only files. Data from a pipe
+// or an address has no name.
 inline std::string as_pipe(std::string command, const std::string& path, const std::string& reading) {
-    const bool piped = path == "-" || path.rfind("/dev/", 0) == 0;
+    const bool piped = path == "-" || path.rfind("/dev/", 0) == 0 || is_address(path);
     if (const size_t at = command.find(piped ? " FILE" : "FILE"); at != std::string::npos)
         command.replace(at, piped ? 5 : 4, piped ? "" : shell_word(path));
     if (reading.empty()) return command + " >text.jsonl makes a file that can be given";
@@ -156,9 +158,9 @@ inline void refuse_other_formats(std::string_view first, const std::string& path
     fail("%s is not UTF-8 text: it is %s; HINT: %s", input_name(path).c_str(), found->name, hint.c_str());
 }
 
-// The name in lower case, without what names the compression.
+// The name in lower case, without what names the compression, and without an address's query.
 inline std::string plain_name(const std::string& path) {
-    std::string name = lower_ascii(path);
+    std::string name = lower_ascii(without_query(path));
     for (const std::string_view ending : {".gz", ".zst"})
         if (ends_with(name, ending)) name.resize(name.size() - ending.size());
     return name;
