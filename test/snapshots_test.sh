@@ -22,7 +22,7 @@ train() {  # OUT [OPTIONS]: of $ranks ranks, with $options
 }
 snapshots() { cat "$1/.snapshots"; }
 holds() { [[ -e $(snapshots "$1")/$2/manifest.json ]]; }
-# killed OUT: a run that is killed when it has the snapshot of step 12; its newest checkpoint is of step 8.
+# killed OUT: a run that is killed when it has the snapshot of step 12, with step 8 as its newest checkpoint.
 # The steps after it are slow, since a save needs some steps to end.
 killed() {
     (TRAIN_GPT_FAULTS="slow=8-99" train "$1" --save-every 8 --snapshot-every 6 --snapshot-directory "$memory") >"$1.txt" 2>&1 &

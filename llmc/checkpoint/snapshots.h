@@ -1,7 +1,7 @@
 // Snapshots: checkpoints in the memory of this node (--snapshot-every), in a directory of the run's own below
 // --snapshot-directory. A run that is killed resumes from the newest of them if it is newer than the checkpoints in OUT; a run
 // that ends well removes them. OUT/.snapshots names the directory, whose file `run` names OUT: a run neither reads nor removes
-// the snapshots of another one, nor those of a run of which OUT is a copy.
+// another run's snapshots, even if OUT is a copy of that run.
 #pragma once
 #include <filesystem>
 #include <random>
