@@ -133,8 +133,8 @@ inline std::string shell_command(const Strings& words) {
     return command;
 }
 
-// The words of a command as a shell splits it: blanks separate them; quotes and backslashes protect. `problem`: gets why the text
-// is no list of words ("needs a shell for '|'").
+// The words of a command as a shell splits it: blanks separate them; quotes and backslashes protect. `problem` gets why the
+// text is no list of words ("needs a shell for '|'").
 inline Strings split_words(const std::string& command, std::string& problem) {
     Strings words;
     bool in_word = false;
