@@ -5,8 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "check.h"
@@ -28,6 +32,18 @@ pid_t start_process(const Strings& words, int at_our_end, F prepare) {
     execvp(arguments[0], arguments.data());
     dprintf(STDERR_FILENO, "error: cannot run %s: %s\n", arguments[0], strerror(errno));
     _exit(127);
+}
+
+// True if start_process() would find this command: a path, or a name in a folder of PATH.
+inline bool is_program(const std::string& name) {
+    if (name.find('/') != std::string::npos) return access(name.c_str(), X_OK) == 0;
+    const char* path = getenv("PATH");
+    for (std::string_view rest = path ? path : "/usr/bin:/bin"; !rest.empty();) {
+        const size_t end = std::min(rest.size(), rest.find(':'));
+        if (access((std::string(rest.substr(0, end)) + "/" + name).c_str(), X_OK) == 0) return true;
+        rest.remove_prefix(std::min(rest.size(), end + 1));
+    }
+    return false;
 }
 
 // The exit status of a process that waitpid() found ended, or 128 plus the signal that ended it, as in a shell.

@@ -27,16 +27,7 @@
 #include "../report/run_log.h"
 
 // True if there is a launcher of ranks and this program was built to use it.
-inline bool can_start_ranks() {
-    if (!HAVE_MPI) return false;
-    const char* const path = getenv("PATH");
-    std::string folders = path ? path : "";
-    for (size_t begin = 0, end; begin <= folders.size(); begin = end + 1) {
-        end = std::min(folders.find(':', begin), folders.size());
-        if (access((folders.substr(begin, end - begin) + "/mpirun").c_str(), X_OK) == 0) return true;
-    }
-    return false;
-}
+inline bool can_start_ranks() { return HAVE_MPI && is_program("mpirun"); }
 
 // A command in its own session, with input and output in files. It ends with this process, however that ends.
 class Apart {

@@ -21,7 +21,6 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "../base/check.h"
@@ -113,16 +112,6 @@ private:
                        ? format("%%%02X", (unsigned)(unsigned char)c)
                        : std::string(1, c);
         return url;
-    }
-    static bool is_program(const std::string& name) {
-        if (name.find('/') != std::string::npos) return access(name.c_str(), X_OK) == 0;
-        const char* path = getenv("PATH");
-        for (std::string_view rest = path ? path : "/usr/bin:/bin"; !rest.empty();) {
-            const size_t end = std::min(rest.size(), rest.find(':'));
-            if (access((std::string(rest.substr(0, end)) + "/" + name).c_str(), X_OK) == 0) return true;
-            rest.remove_prefix(std::min(rest.size(), end + 1));
-        }
-        return false;
     }
 
     Strings words_;  // none: curl

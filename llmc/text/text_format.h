@@ -137,8 +137,7 @@ inline const FileSignature* find_signature(std::string_view first) {
 }
 
 // "zcat FILE" with the input's name, piped into the command that reads it. `reading` is that command up to the file's name, as
-// in "prepare --input"; "" if it reads only files. Data from a pipe
-// or an address has no name.
+// in "prepare --input"; "" if it reads only files. Data from a pipe or an address has no name.
 inline std::string as_pipe(std::string command, const std::string& path, const std::string& reading) {
     const bool piped = path == "-" || path.rfind("/dev/", 0) == 0 || is_address(path);
     if (const size_t at = command.find(piped ? " FILE" : "FILE"); at != std::string::npos)
