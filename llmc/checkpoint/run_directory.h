@@ -5,7 +5,7 @@
 //   log.jsonl, report.html, loss.svg, .lock, .ranks (current activity of each of several ranks, world.h)
 //
 //   RunLock                 one run per directory
-//   find_checkpoints, checkpoints_to_try, model_directory, verify_checkpoint, make_latest, go_back_to, prune
+//   find_checkpoints, steps_to_try, checkpoints_to_try, model_directory, verify_checkpoint, make_latest, go_back_to, prune
 //   remove_leftovers        removes the temporary files of killed processes of this program
 //   make_room_for_new_run   renames files that have the names of a new run's files, without deleting
 // The directory may also hold the user's files: only exact names of this program are ever removed.
@@ -125,12 +125,15 @@ inline int64_t latest_step(const std::string& out) {
 
 // The checkpoints to resume from, best first: the one that OUT/latest points to, earlier ones, newest first, then later ones,
 // newest first (--resume DIR abandoned them for an older one, or a kill kept them from becoming the latest).
-inline Strings checkpoints_to_try(const std::string& out) {
+inline std::vector<int64_t> steps_to_try(const std::string& out) {
     std::vector<int64_t> steps = find_checkpoints(out);
     const int64_t latest = latest_step(out);
     if (latest >= 0) std::stable_partition(steps.begin(), steps.end(), [&](int64_t step) { return step <= latest; });
+    return steps;
+}
+inline Strings checkpoints_to_try(const std::string& out) {
     Strings directories;
-    for (const int64_t step : steps) directories.push_back(step_directory(out, step));
+    for (const int64_t step : steps_to_try(out)) directories.push_back(step_directory(out, step));
     return directories;
 }
 

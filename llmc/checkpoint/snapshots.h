@@ -64,7 +64,7 @@ struct Resumable {
     int64_t step;
     bool snapshot;
 };
-// The order in which a resume tries them: the checkpoints in the given order (checkpoints_to_try), and each snapshot before the
+// The order in which a resume tries them: the checkpoints in the given order (steps_to_try), and each snapshot before the
 // first checkpoint that is older.
 inline std::vector<Resumable> order_to_resume(const std::vector<int64_t>& checkpoints, std::vector<int64_t> snapshots) {
     std::vector<Resumable> all;
@@ -77,12 +77,10 @@ inline std::vector<Resumable> order_to_resume(const std::vector<int64_t>& checkp
 
 // The directories of both.
 inline Strings places_to_resume(const std::string& out) {
-    std::vector<int64_t> checkpoints;
-    for (const std::string& dir : checkpoints_to_try(out))
-        checkpoints.push_back(step_of_name(std::filesystem::path(dir).filename().string()));
     const std::string root = snapshots_of(out);
     Strings places;
-    for (const Resumable& r : order_to_resume(checkpoints, root.empty() ? std::vector<int64_t>() : find_checkpoints(root)))
+    for (const Resumable& r :
+         order_to_resume(steps_to_try(out), root.empty() ? std::vector<int64_t>() : find_checkpoints(root)))
         places.push_back(step_directory(r.snapshot ? root : out, r.step));
     return places;
 }
