@@ -73,12 +73,13 @@ inline Keys opt_keys() {
 // The sizes by the names that most families have, with the keys of their heads; then `further` keys. longest: the default
 // sequence length.
 inline Keys with_sizes(const Keys& heads, int longest, const Keys& further) {
-    Keys keys = {size("hidden_size", &C::C), size("intermediate_size", &C::F), size("num_hidden_layers", &C::L),
-                 size("num_attention_heads", &C::NH)};
-    keys.insert(keys.end(), heads.begin(), heads.end());
-    keys.push_back(size("max_position_embeddings", &C::T, longest));
-    keys.insert(keys.end(), further.begin(), further.end());
-    return keys;
+    return {size("hidden_size", &C::C),
+            size("intermediate_size", &C::F),
+            size("num_hidden_layers", &C::L),
+            size("num_attention_heads", &C::NH),
+            together(heads),
+            size("max_position_embeddings", &C::T, longest),
+            together(further)};
 }
 inline Key grouped_heads() { return size_or("num_key_value_heads", &C::NKV, &C::NH, 1); }
 
@@ -91,10 +92,9 @@ inline Keys gpt_neox_keys() {
 // The keys that Llama and its descendants share, and `further` keys.
 inline Keys llama_keys(const Keys& further, int longest = 2048, int head_size = 0, double eps = 1e-6,
                        const RopeKeys& rope_keys = {}, const Key& activation = gated_activation("hidden_act")) {
-    Keys keys = {activation, number("rms_norm_eps", &C::eps, eps), rope(rope_keys)};
-    keys.insert(keys.end(), further.begin(), further.end());
-    keys.push_back(attention_dropout());
-    return with_sizes({grouped_heads(), head_dim(head_size)}, longest, keys);
+    return with_sizes(
+        {grouped_heads(), head_dim(head_size)}, longest,
+        {activation, number("rms_norm_eps", &C::eps, eps), rope(rope_keys), together(further), attention_dropout()});
 }
 inline Keys starcoder2_keys() {
     return with_sizes({size("num_key_value_heads", &C::NKV, 2)}, 4096,
@@ -117,34 +117,14 @@ inline Keys nemotron_keys() {
 }
 // StarCoder 1: a GPT-2 with one key/value head, whose matrices are not transposed.
 inline Keys bigcode_keys() {
-    Keys keys = gpt2_keys();
-    keys.push_back(only_written("multi_query", true));
-    keys.push_back({[](const HfReader&, ModelConfig& c) { c.NKV = 1; }, [](Json&, const ModelConfig&) {}});
-    return keys;
-}
-inline Keys granite_keys(const Keys& further) {
-    Keys keys = multipliers();
-    keys.insert(keys.end(), {attention_bias(false), no_window()});
-    keys.insert(keys.end(), further.begin(), further.end());
-    return llama_keys(keys);
-}
-inline Keys minicpm_keys() {
-    Keys keys = depth_multipliers();
-    keys.insert(keys.end(), {attention_bias(false), no_window(), only("sparse_config", nullptr), only("num_experts", 0)});
-    return llama_keys(keys);
+    return {together(gpt2_keys()),
+            only_written("multi_query", true),
+            {[](const HfReader&, ModelConfig& c) { c.NKV = 1; }, [](Json&, const ModelConfig&) {}}};
 }
 inline Keys cohere_keys(double rope_base, const Keys& further) {
-    RopeKeys rope_keys;
-    rope_keys.otherwise = rope_base;
-    Keys keys = {gated_activation("hidden_act"),
-                 number("layer_norm_eps", &C::eps, 1e-5),
-                 rope(rope_keys),
-                 logit_scale(),
-                 attention_bias(false),
-                 attention_dropout(),
-                 no_padding_token()};
-    keys.insert(keys.end(), further.begin(), further.end());
-    return with_sizes({grouped_heads(), head_dim(0)}, 8192, keys);
+    return with_sizes({grouped_heads(), head_dim(0)}, 8192,
+                      {gated_activation("hidden_act"), number("layer_norm_eps", &C::eps, 1e-5), rope({"rope_theta", rope_base}),
+                       logit_scale(), attention_bias(false), attention_dropout(), no_padding_token(), together(further)});
 }
 // Our own form, which supports every choice.
 inline Keys own_keys() {
@@ -254,9 +234,10 @@ inline const Keys& keys_of(const std::string& family) {
         {"glm4", llama_keys({unpadded, flag("attention_bias", &C::qkv_bias, true)}, 131072, 128, 1.5625e-7, half_rope)},
         {"nemotron", nemotron_keys()},
         {"gpt_bigcode", bigcode_keys()},
-        {"granite", granite_keys({mlp_bias})},
-        {"granitemoe", granite_keys({experts("num_local_experts")})},
-        {"minicpm", minicpm_keys()},
+        {"granite", llama_keys({multipliers(), biases, no_window(), mlp_bias})},
+        {"granitemoe", llama_keys({multipliers(), biases, no_window(), experts("num_local_experts")})},
+        {"minicpm",
+         llama_keys({depth_multipliers(), biases, no_window(), only("sparse_config", nullptr), only("num_experts", 0)})},
         {"cohere", cohere_keys(500000, {only("use_qk_norm", false)})},
         {"cohere2", cohere_keys(10000, {window({4096, false, false, 4, true, true, true}), positions_in_windows(4096)})},
         {"opt", opt_keys()},

@@ -151,6 +151,15 @@ Key choice(const char* key, E ModelConfig::*field, const std::vector<std::pair<c
                     if (c.*field == value) return void(j[key] = word);
             }};
 }
+// Several keys as one.
+inline Key together(const Keys& keys) {
+    return {[=](const HfReader& in, ModelConfig& c) {
+                for (const Key& key : keys) key.read(in, c);
+            },
+            [=](Json& j, const ModelConfig& c) {
+                for (const Key& key : keys) key.write(j, c);
+            }};
+}
 // A setting with one supported value.
 inline Key only(const char* key, const nlohmann::json& value) {
     return {[=](const HfReader& in, ModelConfig&) { in.only(key, value); }, [](Json&, const ModelConfig&) {}};
@@ -199,25 +208,25 @@ inline Key query_pre_attn_scalar() {
             }};
 }
 // The factors of Granite: of embedding, scores and residual terms, and the divisor of logits.
-inline Keys multipliers() {
+inline Key multipliers() {
     const char* const scores = "attention_multiplier";
-    return {number("embedding_multiplier", &ModelConfig::embedding_scale, 1),
-            number("residual_multiplier", &ModelConfig::residual_scale, 1),
-            number("logits_scaling", &ModelConfig::logit_divisor, 1),
-            {[=](const HfReader& in, ModelConfig& c) { c.attention_scale = in.number(scores, 1); },
-             [=](Json& j, const ModelConfig& c) {
-                 j[scores] = c.attention_scale > 0 ? c.attention_scale : 1 / std::sqrt((double)c.HS());
-             }}};
+    const Key of_scores = {[=](const HfReader& in, ModelConfig& c) { c.attention_scale = in.number(scores, 1); },
+                           [=](Json& j, const ModelConfig& c) {
+                               j[scores] = c.attention_scale > 0 ? c.attention_scale : 1 / std::sqrt((double)c.HS());
+                           }};
+    return together({number("embedding_multiplier", &ModelConfig::embedding_scale, 1),
+                     number("residual_multiplier", &ModelConfig::residual_scale, 1),
+                     number("logits_scaling", &ModelConfig::logit_divisor, 1), of_scores});
 }
 // MiniCPM's: a factor of the embedding, a factor of residual terms that is divided by the root of the number of layers, and the
 // width that logits are scaled as for.
-inline Keys depth_multipliers() {
+inline Key depth_multipliers() {
     const Conversion by_depth = [](double x, const ModelConfig& c) { return x / std::sqrt((double)c.L); };
     const Conversion to_depth = [](double r, const ModelConfig& c) { return r * std::sqrt((double)c.L); };
     const Conversion of_width = [](double x, const ModelConfig& c) { return c.C / x; };
-    return {number("scale_emb", &ModelConfig::embedding_scale, 1),
-            converted("scale_depth", &ModelConfig::residual_scale, 1, by_depth, to_depth),
-            converted("dim_model_base", &ModelConfig::logit_divisor, 1, of_width, of_width)};
+    return together({number("scale_emb", &ModelConfig::embedding_scale, 1),
+                     converted("scale_depth", &ModelConfig::residual_scale, 1, by_depth, to_depth),
+                     converted("dim_model_base", &ModelConfig::logit_divisor, 1, of_width, of_width)});
 }
 // Cohere's factor of logits.
 inline Key logit_scale() {
@@ -610,10 +619,11 @@ inline Key dense_layers() {
 inline Key own_mixture() {
     const char *const scores = "scoring_func", *const scale = "routed_scaling_factor", *const gate = "shared_expert_gate";
     const char* const method = "topk_method";
-    const std::vector<Key> keys = {experts("num_experts"), norm_topk_prob(), expert_width(0), dense_layers(), shared_expert(0)};
+    const Key of_every_mixture =
+        together({experts("num_experts"), norm_topk_prob(), expert_width(0), dense_layers(), shared_expert(0)});
     return {[=](const HfReader& in, ModelConfig& c) {
                 if (in.count("num_experts", 0) == 0) return;
-                for (const Key& key : keys) key.read(in, c);
+                of_every_mixture.read(in, c);
                 c.mixture.sigmoid = in.text(scores, "softmax") == "sigmoid";
                 if (!c.mixture.sigmoid) in.only(scores, "softmax");
                 c.mixture.scale = in.number(scale, 1);
@@ -625,7 +635,7 @@ inline Key own_mixture() {
             },
             [=](Json& j, const ModelConfig& c) {
                 if (!c.mixture.on()) return;
-                for (const Key& key : keys) key.write(j, c);
+                of_every_mixture.write(j, c);
                 j[scores] = c.mixture.sigmoid ? "sigmoid" : "softmax";
                 j[scale] = c.mixture.scale;
                 j[gate] = c.mixture.shared_gate;
