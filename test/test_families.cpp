@@ -61,7 +61,8 @@ TEST_P(Golden, ConfigAndNames) {
 INSTANTIATE_TEST_SUITE_P(Families, Golden,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox", "gemma",
                                          "gemma2", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss",
-                                         "granite", "granitemoe", "minicpm", "cohere", "cohere2", "opt"),
+                                         "granite", "granitemoe", "minicpm", "cohere", "cohere2", "opt", "internlm2", "mpt",
+                                         "falcon"),
                          [](const auto& test) { return std::string(test.param); });
 
 // ---- published models -----------------------------------------------------------------------------------------------------
@@ -141,6 +142,35 @@ TEST(Families, PublishedConfigs) {
          [](const ModelConfig& c) {
              return c.position_offset == 2 && c.activation == Activation::relu && c.tied && c.qkv_bias && c.eps == 1e-5;
          }},
+        {"InternLM2.5 7B", llama_like("internlm2", R"("bias": false, "rope_theta": 1000000, "pretraining_tp": 1,
+                        "rope_scaling": {"factor": 2.0, "type": "dynamic"}, "num_key_value_heads": 2,
+                        "attn_implementation": "eager")"),
+         [](const ModelConfig& c) { return !c.qkv_bias && c.NKV == 2 && c.T == 256 && c.rope_base == 1e6 && !c.tied; }},
+        {"MPT 7B", R"({"model_type": "mpt", "vocab_size": 99, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 128,
+                        "expansion_ratio": 4, "no_bias": true, "norm_type": "low_precision_layernorm", "verbose": 0,
+                        "attn_config": {"alibi": true, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
+                        "attn_type": "multihead_attention", "clip_qkv": null, "qk_ln": false, "softmax_scale": null}})",
+         [](const ModelConfig& c) {
+             return c.F == 256 && c.T == 128 && !c.norm_bias && c.tied && c.position == Position::alibi && !c.mlp_bias &&
+                    c.activation == Activation::gelu_exact;
+         }},
+        {"Falcon 7B", R"({"model_type": "falcon", "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2,
+                        "num_attention_heads": 4, "alibi": false, "bias": false, "multi_query": true, "parallel_attn": true,
+                        "new_decoder_architecture": false, "apply_residual_connection_post_layernorm": false})",
+         [](const ModelConfig& c) {
+             return c.NKV == 1 && c.norm_place == NormPlace::shared && c.F == 256 && c.T == 2048 && c.tied && !c.qkv_bias;
+         }},
+        {"Falcon 40B", R"({"model_type": "falcon", "vocab_size": 99, "n_embed": 64, "n_layer": 2, "n_head": 4,
+                        "num_kv_heads": 2, "new_decoder_architecture": true, "multi_query": true, "parallel_attn": true})",
+         [](const ModelConfig& c) { return c.NKV == 2 && c.norm_place == NormPlace::parallel && c.C == 64; }},
+        {"Falcon2 11B", R"({"model_type": "falcon", "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2,
+                        "num_attention_heads": 4, "num_kv_heads": 2, "new_decoder_architecture": true, "activation": "gelu",
+                        "num_ln_in_parallel_attn": 1, "ff_factor": 4, "ffn_hidden_size": 256, "rope_theta": 500042.0,
+                        "max_position_embeddings": 8192, "tie_word_embeddings": false})",
+         [](const ModelConfig& c) { return c.NKV == 2 && c.norm_place == NormPlace::shared && c.rope_base == 500042; }},
+        {"Falcon: norms in turn", R"({"model_type": "falcon", "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2,
+                        "num_attention_heads": 4, "multi_query": false, "parallel_attn": false, "bias": true})",
+         [](const ModelConfig& c) { return c.NKV == 4 && c.norm_place == NormPlace::before && c.mlp_bias; }},
         {"Granite: scores are not scaled by default", llama_like("granitemoe", ""),
          [](const ModelConfig& c) { return c.attention_scale == 1 && c.mixture.experts == 8 && c.stream_scale() == 1; }},
         {"Mixtral: defaults", llama_like("mixtral", R"("sliding_window": 16)"),
@@ -248,10 +278,11 @@ TEST(Families, PublishedConfigs) {
 // The maximum sequence length is the transformers class's default if config.json does not have it.
 TEST(Families, LongestSequencesOfTheClasses) {
     const std::pair<const char*, int> rows[] = {
-        {"llama", 2048},   {"mistral", 131072},  {"qwen2", 32768},        {"qwen3", 32768},     {"smollm3", 32768},
-        {"olmo2", 2048},   {"mixtral", 131072},  {"qwen2_moe", 32768},    {"qwen3_moe", 32768}, {"olmoe", 4096},
-        {"granite", 2048}, {"granitemoe", 2048}, {"minicpm", 2048},       {"cohere", 8192},     {"cohere2", 8192},
-        {"gemma", 8192},   {"gemma2", 8192},     {"gemma3_text", 131072}, {"gpt_neox", 2048},   {"gpt_oss", 131072}};
+        {"llama", 2048},    {"mistral", 131072},  {"qwen2", 32768},     {"qwen3", 32768},     {"smollm3", 32768},
+        {"olmo2", 2048},    {"mixtral", 131072},  {"qwen2_moe", 32768}, {"qwen3_moe", 32768}, {"olmoe", 4096},
+        {"granite", 2048},  {"granitemoe", 2048}, {"minicpm", 2048},    {"cohere", 8192},     {"cohere2", 8192},
+        {"falcon", 2048},   {"internlm2", 2048},  {"gemma", 8192},      {"gemma2", 8192},     {"gemma3_text", 131072},
+        {"gpt_neox", 2048}, {"gpt_oss", 131072}};
     for (const auto& [family, longest] : rows) {
         json j = json::parse(llama_like(family, ""));
         j.erase("max_position_embeddings");
@@ -332,6 +363,17 @@ TEST(Families, UnsupportedIsNamed) {
         {llama_like("cohere", R"("use_qk_norm": true)"), {"'use_qk_norm'", "only false"}},
         {llama_like("cohere", R"("logit_scale": 0)"), {"divisor of logits"}},
         {llama_like("cohere2", R"("sliding_window_pattern": 3)"), {"'sliding_window_pattern'", "layer_types"}},
+        {llama_like("mpt", R"("d_model": 64, "n_layers": 2, "n_heads": 4, "attn_config": {"clip_qkv": 6})"),
+         {"'clip_qkv'", "only null"}},
+        {llama_like("mpt", R"("d_model": 64, "n_layers": 2, "n_heads": 4, "attn_config": {"alibi": false})"),
+         {"'alibi'", "only true"}},
+        {llama_like("mpt", R"("d_model": 64, "n_layers": 2, "n_heads": 4, "attn_config": 7)"), {"'attn_config'", "an object"}},
+        {llama_like("mpt", R"("d_model": 64, "n_layers": 2, "n_heads": 4, "norm_type": "rmsnorm")"),
+         {"'norm_type'", "low_precision_layernorm"}},
+        {llama_like("falcon", R"("alibi": true)"), {"'alibi'", "only false"}},
+        {llama_like("falcon", R"("num_ln_in_parallel_attn": 2)"), {"'num_ln_in_parallel_attn'", "only 1"}},
+        {llama_like("falcon", R"("new_decoder_architecture": true, "parallel_attn": false)"), {"'parallel_attn'", "only true"}},
+        {llama_like("falcon", R"("new_decoder_architecture": true, "num_kv_heads": 3)"), {"not divisible"}},
         {llama_like("minicpm", R"("num_experts": 8)"), {"'num_experts'", "only 0"}},
         {llama_like("minicpm", R"("sparse_config": {"topk": 64})"), {"'sparse_config'", "null"}},
         {llama_like("minicpm", R"("dim_model_base": 0)"), {"divisor of logits"}},
@@ -537,6 +579,29 @@ TEST(Families, CombinationsFindTheirClass) {
              c.residual_scale = 0.22;
          }},
         {"opt", [](ModelConfig& c) { set_family(c, "opt"); }},
+        {"internlm2",
+         [](ModelConfig& c) {
+             set_family(c, "internlm2");
+             c.qkv_bias = c.proj_bias = true;
+         }},
+        {"mpt",
+         [](ModelConfig& c) {
+             set_family(c, "mpt");
+             c.F = 256;
+             c.attention_scale = 0.3;
+         }},
+        {"falcon", [](ModelConfig& c) { set_family(c, "falcon"); }},
+        {"falcon",
+         [](ModelConfig& c) {
+             set_family(c, "falcon");
+             c.norm_place = NormPlace::parallel;
+             c.qkv_bias = c.proj_bias = c.mlp_bias = true;
+         }},
+        {"starcoder2",
+         [](ModelConfig& c) {
+             set_family(c, "falcon");
+             c.norm_place = NormPlace::before;  // a Falcon has it only with one key/value head, or as many as query heads
+         }},
         {"cohere",
          [](ModelConfig& c) {
              set_family(c, "cohere");
@@ -623,7 +688,9 @@ TEST(Families, CombinationsFindTheirClass) {
         c.L = 4;
         if (!c.C) c.C = 64;
         c.NH = 4;
-        c.NKV = c.family == "gpt2" || c.family == "bloom" || c.family == "gpt_neox" || c.family == "opt" ? 4 : 2;
+        c.NKV = c.family == "gpt2" || c.family == "bloom" || c.family == "gpt_neox" || c.family == "opt" || c.family == "mpt"
+                    ? 4
+                    : 2;
         if (c.C % c.NH) c.head_size = 16;
         if (!c.F) c.F = 80;
         c.T = 32;

@@ -263,7 +263,7 @@ TEST(Gguf, RefusesDamageByItsPlace) {
 ModelConfig tiny(const std::string& family, bool tied = false) {
     ModelConfig c;
     set_family(c, family);
-    const bool one_group = family == "gpt2" || family == "bloom" || family == "gpt_neox";
+    const bool one_group = family == "gpt2" || family == "bloom" || family == "gpt_neox" || family == "mpt";
     c.L = family == "gemma3_text" ? 7 : family == "smollm3" || family == "cohere2" ? 5 : 2;
     c.NH = 6;
     c.NKV = one_group ? 6 : 3;
@@ -372,6 +372,8 @@ TEST(GgufModel, ComesBack) {
 // settings that llama.cpp hard-codes differently are reported.
 TEST(GgufModel, OfTransformersComesBack) {
     const std::map<std::string, const char*> refused = {{"cohere", "'proj_bias' is true"},
+                                                        {"internlm2", "'proj_bias' is true"},
+                                                        {"falcon", "'mlp_bias' is true"},
                                                         {"cohere2", "'full_attention_interval' is 2"},
                                                         {"gemma2", "'attention_scale' is 0.33"},
                                                         {"gemma3_text", "'attention_scale' is 0.33"},

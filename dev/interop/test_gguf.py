@@ -67,6 +67,12 @@ FAMILIES = {
     "minicpm": ("MiniCPMConfig", SIZES | {"scale_emb": 6.0, "scale_depth": 0.5, "dim_model_base": 16}, "MINICPM"),
     "cohere": ("CohereConfig", SIZES | {"logit_scale": 0.25}, "COMMAND_R"),
     "cohere2": ("Cohere2Config", SIZES | {"logit_scale": 0.25, "sliding_window": 16, "num_hidden_layers": 5}, "COHERE2"),
+    "internlm2": ("InternLM2Config", SIZES | {"bias": False}, "INTERNLM2"),
+    "mpt": ("MptConfig", {"vocab_size": V, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": T}, "MPT"),
+    "falcon": ("FalconConfig", {"vocab_size": V, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+                                "max_position_embeddings": T}, "FALCON"),
+    "falcon 40B": ("FalconConfig", {"vocab_size": V, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+                                    "new_decoder_architecture": True, "num_kv_heads": 2, "max_position_embeddings": T}, "FALCON"),
     "smollm3": ("SmolLM3Config", SIZES | {"num_hidden_layers": 5}, "SMOLLM3"),
     "olmo2": ("Olmo2Config", SIZES, "OLMO2"),
     "gpt_neox": ("GPTNeoXConfig", {k: v for k, v in SIZES.items() if k != "num_key_value_heads"} | {"intermediate_size": 256},
@@ -116,8 +122,17 @@ def expected_tensors(folder, config, arch):
         w = w.astype(np.float32)
         if "attn.c_" in name or "mlp.c_" in name:
             w = w.T
-        if "query_key_value" in name:
-            w = w.reshape(heads, 3, -1, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
+        if "query_key_value" in name or "wqkv" in name:
+            groups = getattr(config, "num_key_value_heads", 0) or (
+                heads if arch != "FALCON" else config.num_kv_heads if config.new_decoder_architecture else 1)
+            grouped = w.reshape(groups, heads // groups + 2, -1, *w.shape[1:])
+            q, k, v = (x.reshape(-1, *w.shape[1:]) for x in (grouped[:, :-2], grouped[:, -2], grouped[:, -1]))
+            w = np.concatenate([q, k, v])
+            if arch == "INTERNLM2":
+                for part, x, n in ("q", q, heads), ("k", k, groups), ("v", v, 0):
+                    x = x.reshape(n, 2, -1, w.shape[1]).swapaxes(1, 2).reshape(x.shape) if n else x
+                    expected[f"blk.{name.split('.')[2]}.attn_{part}.weight"] = np.ascontiguousarray(x)
+                continue
         if arch in ("LLAMA", "SMOLLM3", "GRANITE", "GRANITE_MOE", "MINICPM") and ("q_proj" in name or "k_proj" in name):
             n = heads if "q_proj" in name else config.num_key_value_heads
             w = w.reshape(n, 2, w.shape[0] // n // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)

@@ -55,9 +55,12 @@ PHI = SIZES | dict(hidden_size=80, head_dim=16)
 NEMOTRON = {k: v for k, v in SIZES.items() if k != "rms_norm_eps"} | dict(norm_eps=1e-3)
 GRANITE = dict(embedding_multiplier=7.5, residual_multiplier=0.3, attention_multiplier=0.02, logits_scaling=3)
 MINICPM = dict(scale_emb=7.5, scale_depth=0.4, dim_model_base=25)
+INTERNLM = dict(hidden_size=72, num_attention_heads=6, num_key_value_heads=2, head_dim=12)
 COHERE = {k: v for k, v in SIZES.items() if k != "rms_norm_eps"} | dict(layer_norm_eps=1e-3, logit_scale=0.3)
 OPT = dict(hidden_size=90, ffn_dim=80, num_hidden_layers=2, num_attention_heads=5, max_position_embeddings=T,
            word_embed_proj_dim=90, **IDS)
+MPT = dict(d_model=90, n_layers=2, n_heads=5, max_seq_len=T, layer_norm_epsilon=1e-3, **IDS)
+FALCON = dict(hidden_size=90, num_hidden_layers=2, num_attention_heads=5, max_position_embeddings=T, layer_norm_epsilon=1e-3, **IDS)
 GPT2 = dict(n_embd=90, n_layer=2, n_head=5, n_positions=T, **IDS)
 
 
@@ -153,6 +156,16 @@ FAMILIES = {
                  **COHERE | dict(hidden_size=80, head_dim=16)),
         "biases": dict(sliding_window=7, attention_bias=True, **COHERE | dict(hidden_size=80, head_dim=16))}),
     "opt": (t.OPTConfig, {"": OPT, "untied": dict(enable_bias=False, tie_word_embeddings=False, **OPT)}),
+    "internlm2": (remote.InternLM2Config, {
+        "": dict(bias=False, **SIZES | INTERNLM), "biases": dict(bias=True, **LLAMA3, **SIZES | INTERNLM)}),
+    "mpt": (t.MptConfig, {"": MPT, "untied": dict(attn_config={"softmax_scale": 0.3}, tie_word_embeddings=False, **MPT)}),
+    "falcon": (t.FalconConfig, {
+        "": dict(**FALCON | dict(hidden_size=80)),
+        "groups": dict(new_decoder_architecture=True, num_kv_heads=2, bias=True, ffn_hidden_size=70,
+                       **FALCON | dict(hidden_size=96, num_attention_heads=6)),
+        "groups, one norm": dict(new_decoder_architecture=True, num_ln_in_parallel_attn=1, num_kv_heads=2,
+                                 tie_word_embeddings=False, **FALCON | dict(hidden_size=96, num_attention_heads=6)),
+        "norms in turn": dict(multi_query=False, parallel_attn=False, bias=True, **FALCON | dict(hidden_size=80))}),
     "gpt_oss": (t.GptOssConfig, {
         "": dict(num_local_experts=5, sliding_window=7, **scaled("yarn", truncate=False), **MIXTURE),
         "without biases of attention": dict(num_local_experts=5, sliding_window=None, attention_bias=False,

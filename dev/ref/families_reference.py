@@ -89,6 +89,11 @@ MODELS = {
     "phi3": t.Phi3Config(sliding_window=5, original_max_position_embeddings=16, rope_parameters={
         "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.5],
         "long_factor": [2.0, 3.0]}, **{**SIZES, "hidden_size": 40, "head_dim": 8}),
+    "internlm2": remote.InternLM2Config(bias=True, **SIZES | dict(hidden_size=24, num_attention_heads=6, num_key_value_heads=2,
+                                                                  head_dim=4)),
+    "mpt": t.MptConfig(d_model=20, n_layers=2, n_heads=5, max_seq_len=32, layer_norm_epsilon=1e-4, **IDS),
+    "falcon": t.FalconConfig(new_decoder_architecture=True, num_kv_heads=2, ffn_hidden_size=28, bias=True, hidden_size=24,
+                             num_hidden_layers=2, num_attention_heads=6, max_position_embeddings=32, **IDS),
 }
 SCALINGS = {  # rope_parameters, and the length of the sequence
     "default": ({"rope_type": "default"}, 16),

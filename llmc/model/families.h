@@ -14,7 +14,8 @@ struct TensorNames {
     const char *wte, *wpe, *emb_norm, *final_norm;
     const char* head;  // without `top`
     const char *norm1, *norm1_after, *norm2, *norm2_after;
-    std::vector<const char*> qkv;  // queries, keys, values; or one fused
+    const char* parallel_norms[2] = {};  // norm1 and norm2 where they are parallel, if these have names of their own
+    std::vector<const char*> qkv;        // queries, keys, values; or one fused
     const char* proj;
     std::vector<const char*> fc1;  // gate and up; a model without a gate has only the second; or one fused
     const char* fc2;
@@ -28,7 +29,7 @@ struct TensorNames {
     bool transposes_experts = false;          // which has (in, out) matrices: HfTensor::transposed, gate_up
     bool transposed = false;                  // GPT-2's Conv1D stores matrices (in, out)
     bool paired = false;                      // rows of queries and keys alternate between the two halves that rope rotates
-    bool interleaved = false;                 // rows of qkv are [q k v] per head, not [q heads | k heads | v heads]
+    bool grouped = false;                     // rows of qkv are [q heads | k | v] per key/value head: HfTensor::groups
     // Prefixes of published files whose names differ from those that transformers writes: {ours, theirs}.
     std::vector<std::pair<const char*, const char*>> other_prefixes = {};
     std::vector<const char*> not_ours = {};  // parts of names that are ignored: masks, vision towers
@@ -168,6 +169,19 @@ inline ModelConfig cohere_structure() {
     c.norm_bias = false;
     c.norm_place = NormPlace::shared;
     c.tied = true;
+    return c;
+}
+inline ModelConfig falcon_structure() {
+    ModelConfig c = cohere_structure();
+    c.norm_bias = true;
+    c.activation = Activation::gelu_exact;
+    return c;
+}
+inline ModelConfig mpt_structure() {
+    ModelConfig c = cohere_structure();
+    c.norm_place = NormPlace::before;
+    c.position = Position::alibi;
+    c.activation = Activation::gelu_exact;
     return c;
 }
 inline ModelConfig cohere2_structure() {
@@ -328,6 +342,18 @@ inline TensorNames bigcode_names() {
     n.transposed = false;
     return n;
 }
+inline TensorNames mpt_names() {
+    TensorNames n = bigcode_names();
+    n.layer = "blocks.";
+    n.final_norm = "norm_f";
+    n.norm1 = "norm_1";
+    n.norm2 = "norm_2";
+    n.qkv = {"attn.Wqkv"};
+    n.proj = "attn.out_proj";
+    n.fc1 = {"ffn.up_proj"};
+    n.fc2 = "ffn.down_proj";
+    return n;
+}
 inline TensorNames opt_names() {
     TensorNames n = own_names();
     n.top = "model.decoder.";
@@ -337,6 +363,19 @@ inline TensorNames opt_names() {
     n.fc1 = {"fc1"};
     n.fc2 = "fc2";
     n.other_prefixes = {{"model.decoder.", "decoder."}};
+    return n;
+}
+inline TensorNames internlm2_names() {
+    TensorNames n = llama_names();
+    n.wte = "tok_embeddings";
+    n.head = "output";
+    n.norm1 = "attention_norm";
+    n.norm2 = "ffn_norm";
+    n.qkv = {"attention.wqkv"};
+    n.proj = "attention.wo";
+    n.fc1 = {"feed_forward.w1", "feed_forward.w3"};
+    n.fc2 = "feed_forward.w2";
+    n.grouped = true;
     return n;
 }
 inline TensorNames bloom_names() {
@@ -350,8 +389,14 @@ inline TensorNames bloom_names() {
     n.proj = "self_attention.dense";
     n.fc1 = {"mlp.dense_h_to_4h"};
     n.fc2 = "mlp.dense_4h_to_h";
-    n.interleaved = true;
+    n.grouped = true;
     n.other_prefixes = {{"transformer.", ""}};
+    return n;
+}
+inline TensorNames falcon_names() {
+    TensorNames n = bloom_names();
+    n.parallel_norms[0] = "ln_attn";
+    n.parallel_norms[1] = "ln_mlp";
     return n;
 }
 inline TensorNames gpt_neox_names() {
@@ -410,6 +455,9 @@ inline const std::vector<Family>& families() {
         {"cohere", "CohereForCausalLM", cohere_structure(), paired_names()},
         {"cohere2", "Cohere2ForCausalLM", cohere2_structure(), paired_names()},
         {"opt", "OPTForCausalLM", opt_structure(), opt_names()},
+        {"internlm2", "InternLM2ForCausalLM", {}, internlm2_names()},
+        {"mpt", "MptForCausalLM", mpt_structure(), mpt_names()},
+        {"falcon", "FalconForCausalLM", falcon_structure(), falcon_names()},
         {"train_gpt", "TrainGptForCausalLM", {}, own_names()},
     };
     return rows;

@@ -3,6 +3,7 @@
 // mixture are one tensor, and so are their ups, and downs. They differ in two ways:
 //   pairs     llama.cpp rotates neighbors (2 i, 2 i + 1) of a Llama head, transformers and this program (i, i + HS/2): rows of
 //             queries and keys are reordered so that both rotate the same
+//             (and InternLM2's one matrix of q, k and v is three)
 //   plus one  Gemma's norms multiply by 1 + w, and the file stores 1 + w
 // GPT-OSS's experts, whose gates and ups alternate in the files of transformers, have a tensor each for gates, ups and their
 // biases here.
@@ -58,6 +59,9 @@ inline const std::vector<GgufArchitecture>& gguf_architectures() {
         {"minicpm", "minicpm", true, true, false, 0, 0, false, true},
         {"command-r", "cohere", true, false, false, 0, 0, false, false, true},
         {"cohere2", "cohere2", true, false, false, 4, 0, false, false, true},
+        {"internlm2", "internlm2", true},
+        {"mpt", "mpt"},
+        {"falcon", "falcon"},
         {"gemma", "gemma"},
         {"gemma2", "gemma2", false, false, false, 2, 46},
         {"gemma3", "gemma3_text", false, false, false, 6, 62},
@@ -122,6 +126,8 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
         for (const auto& [key, factor] : gguf_multipliers) set(key, c.*factor);
     }
     if (a.scaled_logits) set("logit_scale", 1 / c.logit_divisor);
+    if (c.family == "mpt") set("attention.max_alibi_bias", 8.0);
+    if (c.family == "falcon") set("tensor_data_layout", "jploski");
     if (c.attention_softcap != 0) set("attn_logit_softcapping", c.attention_softcap);
     if (c.logit_softcap != 0) set("final_logit_softcapping", c.logit_softcap);
     return m;
@@ -172,9 +178,13 @@ inline void check_gguf_keys(const HfReader& in, const GgufArchitecture& a) {
                                        "rope.scaling.yarn_beta_fast",
                                        "rope.scaling.yarn_beta_slow",
                                        "rope.scaling.finetuned"};
-    static const std::vector<std::pair<const char*, nlohmann::json>> harmless = {
-        {"expert_gating_func", 1},       {"expert_weights_scale", 1}, {"attention.causal", true},
-        {"attention.max_alibi_bias", 8}, {"rope.scale_linear", 1},    {"tensor_data_layout", "Meta AI original pth"}};
+    const std::vector<std::pair<const char*, nlohmann::json>> harmless = {
+        {"expert_gating_func", 1},
+        {"expert_weights_scale", 1},
+        {"attention.causal", true},
+        {"attention.max_alibi_bias", 8},
+        {"rope.scale_linear", 1},
+        {"tensor_data_layout", a.name == std::string("falcon") ? "jploski" : "Meta AI original pth"}};
     for (const auto& [key, value] : metadata.items()) {
         if (key.compare(0, architecture.size() + 1, architecture + ".") != 0) continue;
         const std::string rest = key.substr(architecture.size() + 1);
@@ -305,6 +315,7 @@ inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string
     c.eps = number(c.norm == Norm::rmsnorm ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon", 1e-5);
     if (c.family == "gpt_neox")
         c.norm_place = in.flag(named("use_parallel_residual"), true) ? NormPlace::parallel : NormPlace::before;
+    if (c.family == "falcon") c.norm_place = has("blk.0.attn_norm_2.weight") ? NormPlace::parallel : NormPlace::shared;
     if (c.position == Position::rope) {
         c.rope_base = number("rope.freq_base", 10000);
         const int rotated = in.count(named("rope.dimension_count"), head_size);
@@ -405,9 +416,15 @@ inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitec
     };
     if (c.mixture.on() && stem == "fc1") return expert_parts(c, a, spec, before, {"ffn_gate", "ffn_up"}, ending);
     if (c.mixture.on() && stem == "fc2") return expert_parts(c, a, spec, before, {"ffn_down"}, ending);
+    if (c.norm_place == NormPlace::parallel && c.family == "falcon" && (stem == "norm1" || stem == "norm2"))
+        return {part(stem == "norm1" ? "attn_norm_2" : "attn_norm", 0, 0)};
     if (stem == "norm2" && c.family == "gpt_oss") return {part("post_attention_norm", 0, 0)};
-    if (stem == "qkv" && spec.hf.size() == 3)
-        return {part("attn_q", 0, a.pairs ? c.NH : 0), part("attn_k", 1, a.pairs ? c.NKV : 0), part("attn_v", 2, 0)};
+    if (stem == "qkv" && (spec.hf.size() == 3 || a.pairs)) {  // llama.cpp splits InternLM2's
+        const int Q = c.NH * c.HS(), K = c.NKV * c.HS();
+        return {{before + "attn_q" + ending, 0, Q, a.pairs ? c.NH : 0},
+                {before + "attn_k" + ending, Q, K, a.pairs ? c.NKV : 0},
+                {before + "attn_v" + ending, Q + K, K}};
+    }
     if (stem == "shared_fc1") return {part("ffn_gate_shexp", 0, 0), part("ffn_up_shexp", 1, 0)};
     if (stem == "fc1" && spec.hf.size() == 2) return {part("ffn_gate", 0, 0), part("ffn_up", 1, 0)};
     const auto named = [&](const Names& n) { return stem == n.ours; };

@@ -70,6 +70,43 @@ inline Keys opt_keys() {
             attention_dropout(),
             no_padding_token()};
 }
+// A dropout of attention is refused: transformers drops outputs of attention and MLP by the same key.
+inline Keys mpt_keys() {
+    return {size("d_model", &C::C),
+            size("n_layers", &C::L),
+            size("n_heads", &C::NH),
+            follows(&C::NKV, &C::NH, 1),
+            follows(&C::F, &C::C, 4),
+            only("expansion_ratio", 4),
+            size("max_seq_len", &C::T, 2048),
+            number("layer_norm_epsilon", &C::eps, 1e-5),
+            choice<Norm>("norm_type", &C::norm, {{"low_precision_layernorm", Norm::layernorm}, {"layernorm", Norm::layernorm}}),
+            only("no_bias", true),
+            only("logit_scale", nullptr),
+            only("embedding_fraction", 1.0),
+            only("emb_pdrop", 0.0),
+            only("resid_pdrop", 0.0),
+            within("attn_config",
+                   {only("attn_type", "multihead_attention"), only("attn_pdrop", 0.0), only("clip_qkv", nullptr),
+                    number_or_null("softmax_scale", &C::attention_scale, 0), only("prefix_lm", false), only("qk_ln", false),
+                    only("attn_uses_sequence_id", false), only_written("alibi", true), only("alibi_bias_max", 8)})};
+}
+inline Keys falcon_keys() {
+    return {size("hidden_size", &C::C, required, "n_embed"),
+            size("num_hidden_layers", &C::L, required, "n_layer"),
+            size("num_attention_heads", &C::NH, required, "n_head"),
+            size_or("ffn_hidden_size", &C::F, &C::C, 4),
+            size("max_position_embeddings", &C::T, 2048),
+            plain_activation("activation"),
+            number("layer_norm_epsilon", &C::eps, 1e-5),
+            rope(),
+            only("alibi", false),
+            falcon_block(),
+            use_bias(false, "bias"),
+            only("apply_residual_connection_post_layernorm", false),
+            hidden_dropout(),
+            attention_dropout()};
+}
 // The sizes by the names that most families have, with the keys of their heads; then `further` keys. longest: the default
 // sequence length.
 inline Keys with_sizes(const Keys& heads, int longest, const Keys& further) {
@@ -241,6 +278,9 @@ inline const Keys& keys_of(const std::string& family) {
         {"cohere", cohere_keys(500000, {only("use_qk_norm", false)})},
         {"cohere2", cohere_keys(10000, {window({4096, false, false, 4, true, true, true}), positions_in_windows(4096)})},
         {"opt", opt_keys()},
+        {"internlm2", llama_keys({attention_bias(true, "bias"), no_window()}, 2048)},
+        {"mpt", mpt_keys()},
+        {"falcon", falcon_keys()},
         {"train_gpt", own_keys()},
     };
     const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });
@@ -326,7 +366,8 @@ inline bool has_no_effect(const std::string& key) {
         "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx "
         "reorder_and_upcast_attn attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion "
         "skip_bias_add skip_bias_add_qkv slow_but_exact offset_alibi pretraining_tp max_window_layers "
-        "output_router_logits router_aux_loss_coef experts_per_token initial_context_length "
+        "output_router_logits router_aux_loss_coef experts_per_token initial_context_length attn_implementation "
+        "attn_impl init_device init_config learned_pos_emb tokenizer_name verbose "
         "hidden_act full_attention sliding_attention type original_max_position_embeddings ";
     return key.empty() || key[0] == '_' || keys.find(' ' + key + ' ') != std::string::npos;
 }
@@ -353,7 +394,7 @@ inline std::vector<std::string> unknown_keys(const nlohmann::json& file, const s
         }
     };
     look(j, "");
-    for (const char* key : {"rope_scaling", "rope_parameters"})
+    for (const char* key : {"rope_scaling", "rope_parameters", "attn_config"})
         if (j.contains(key) && j[key].is_object()) look(j[key], key + std::string("."));
     return unknown;
 }
@@ -374,7 +415,8 @@ inline bool holds(const Family& family, ModelConfig c) {
     // transformers' classes require this although they have a head_dim.
     for (const char* name : {"llama", "gemma2", "gemma3_text"})
         if (std::string(name) == family.name && c.C % c.NH) return false;
-    for (const char* name : {"olmoe", "cohere2"})  // transformers ignores its head_dim: of OLMoE version 4, of Cohere 2 also 5
+    // Their classes ignore head_dim: OLMoE's in transformers 4, Cohere 2's also in 5.
+    for (const char* name : {"olmoe", "cohere2", "internlm2"})
         if (std::string(name) == family.name && c.HS() * c.NH != c.C) return false;
     c.family = family.name;
     try {

@@ -160,6 +160,17 @@ inline Key together(const Keys& keys) {
                 for (const Key& key : keys) key.write(j, c);
             }};
 }
+// Keys of an object inside config.json.
+inline Key within(const char* object, const Keys& keys) {
+    const Key inside = together(keys);
+    return {[=](const HfReader& in, ModelConfig& c) {
+                static const nlohmann::json none = nlohmann::json::object();
+                const bool absent = in.absent(object);
+                if (!absent && !in.j[object].is_object()) in.wrong(object, "an object");
+                inside.read({absent ? none : in.j[object], in.source, in.read}, c);
+            },
+            [=](Json& j, const ModelConfig& c) { inside.write(j[object] = Json::object(), c); }};
+}
 // A setting with one supported value.
 inline Key only(const char* key, const nlohmann::json& value) {
     return {[=](const HfReader& in, ModelConfig&) { in.only(key, value); }, [](Json&, const ModelConfig&) {}};
@@ -195,9 +206,9 @@ inline Key head_dim(int otherwise) {
             [](Json& j, const ModelConfig& c) { j["head_dim"] = c.HS(); }};
 }
 // One key for the biases of qkv and proj.
-inline Key attention_bias(bool otherwise) {
-    return {[=](const HfReader& in, ModelConfig& c) { c.qkv_bias = c.proj_bias = in.flag("attention_bias", otherwise); },
-            [](Json& j, const ModelConfig& c) { j["attention_bias"] = c.qkv_bias; }};
+inline Key attention_bias(bool otherwise, const char* key = "attention_bias") {
+    return {[=](const HfReader& in, ModelConfig& c) { c.qkv_bias = c.proj_bias = in.flag(key, otherwise); },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.qkv_bias; }};
 }
 // The factor of q.k is 1 / sqrt(this number).
 inline Key query_pre_attn_scalar() {
@@ -260,6 +271,29 @@ inline Key parallel_residual() {
                 c.norm_place = in.flag(key, true) ? NormPlace::parallel : NormPlace::before;
             },
             [=](Json& j, const ModelConfig& c) { j[key] = c.norm_place == NormPlace::parallel; }};
+}
+
+// Falcon: the new architecture has groups of heads and one or two norms of both branches, the old one one key/value head, or as
+// many as query heads, and one norm of both branches, or two in turn.
+inline Key falcon_block() {
+    const char *const grouped = "new_decoder_architecture", *const one = "multi_query", *const parallel = "parallel_attn";
+    const char *const heads = "num_kv_heads", *const norms = "num_ln_in_parallel_attn";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                const bool newer = in.flag(grouped, false), alone = in.flag(one, true), at_once = in.flag(parallel, true);
+                const int n_norms = in.count(norms, newer ? 2 : 1), n_heads = in.count(heads, c.NH);
+                c.NKV = newer ? n_heads : alone ? 1 : c.NH;
+                if (n_norms != 1 && (n_norms != 2 || !newer)) in.unsupported(norms, newer ? "1 or 2" : "1");
+                if (newer && !at_once) in.unsupported(parallel, "true");
+                c.norm_place = !at_once ? NormPlace::before : n_norms == 2 ? NormPlace::parallel : NormPlace::shared;
+            },
+            [=](Json& j, const ModelConfig& c) {
+                const bool newer = c.norm_place == NormPlace::parallel || (c.NKV != 1 && c.NKV != c.NH);
+                j[grouped] = newer;
+                j[one] = c.NKV == 1;
+                j[parallel] = c.parallel();
+                j[heads] = c.NKV;
+                if (newer) j[norms] = c.norm_place == NormPlace::parallel ? 2 : 1;
+            }};
 }
 
 // Rotary positions. transformers 5 nests them: {"rope_parameters": {"rope_theta": ..., "rope_type": "default"}}. We write the

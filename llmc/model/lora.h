@@ -191,9 +191,10 @@ void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
             }
             if (held) append(a, a.whole_rows, rank);
             a.hf.push_back({name + ".lora_A.weight", a.whole_rows, rank});
-            b.hf.push_back({name + ".lora_B.weight", b.whole_rows, t.rows, false, t.interleaved});
-            b.hf.back().paired = t.paired;
-            b.hf.back().rotated = t.rotated;
+            b.hf.push_back(t);
+            b.hf.back().name = name + ".lora_B.weight";
+            b.hf.back().row = b.whole_rows;
+            b.hf.back().transposed = false;
             a.whole_rows += rank;
             b.whole_rows += t.rows;
         }

@@ -29,9 +29,9 @@ enum class Init {
 struct HfTensor {
     std::string name;
     int row = 0, rows = 0;
-    bool transposed = false;  // GPT-2's Conv1D stores (in, out)
-    int interleaved = 0;  // BLOOM, GPT-NeoX: head size HS, as file rows are [q k v] per head, not [q heads | k heads | v heads]
-    int stacked = 0;      // GPT-OSS, Granite: this many matrices in one tensor; 0: one matrix
+    bool transposed = false;      // GPT-2's Conv1D stores (in, out)
+    int groups = 0, queries = 0;  // BLOOM, InternLM2: file rows are [q | k | v] per group of heads, which has so many rows of q
+    int stacked = 0;              // GPT-OSS, Granite: this many matrices in one tensor; 0: one matrix
     bool gate_up = false;         // whose rows alternate between gate and up, instead of [gate | up]
     int paired = 0, rotated = 0;  // GLM: head size, and its first dimensions, whose rows alternate between two halves
     int rows_of_matrix() const { return stacked ? rows / stacked : rows; }
@@ -322,14 +322,17 @@ private:
         const TensorFactors query_norm = inside.folded(queries);
         const std::string name = "blocks." + std::to_string(l) + ".";
         const auto hf = [&](const char* of_block) { return top(names.layer) + std::to_string(l) + "." + of_block; };
-        std::vector<HfTensor> qkv = {{hf(names.qkv[0]), 0, c.QKV(), false, names.interleaved ? HS : 0}};
+        std::vector<HfTensor> qkv = {{hf(names.qkv[0]), 0, c.QKV(), false, names.grouped ? c.NKV : 0, Q / c.NKV}};
         if (names.qkv.size() == 3) qkv = {{hf(names.qkv[0]), 0, Q}, {hf(names.qkv[1]), Q, K}, {hf(names.qkv[2]), Q + K, K}};
 
         for (size_t i = 0; names.paired && i < 2; i++) {
             qkv[i].paired = HS;
             qkv[i].rotated = c.rotated();
         }
-        if (before) norm(b.norm1_w, b.norm1_b, name + "norm1", hf(names.norm1), inside);
+        const bool parallel = c.norm_place == NormPlace::parallel && names.parallel_norms[0];
+        const char* const norm1 = parallel ? names.parallel_norms[0] : names.norm1;
+        const char* const norm2 = parallel ? names.parallel_norms[1] : names.norm2;
+        if (before) norm(b.norm1_w, b.norm1_b, name + "norm1", hf(norm1), inside);
         column_parallel(b.qkv_w, b.qkv_b, name + "qkv", c.QKV(),
                         {{0, q0, Ql, query_rows}, {Ql, Q + k0, Kl}, {Ql + Kl, Q + K + k0, Kl}}, qkv, 2 * Kl, c.qkv_bias);
         const std::string q_norm = hf(names.q_norm) + ".weight", k_norm = hf(names.k_norm) + ".weight";
@@ -344,7 +347,7 @@ private:
         if (c.sinks) cut_vector(b.sinks, name + "sinks", Init::zeros, hf(names.sinks), 1, c.NH, {0, h0, n.NHl}, 1, inside);
         row_parallel(b.proj_w, b.proj_b, name + "proj", Q, plain(hf(names.proj), c.C), c.proj_bias);
         if (after) norm(b.norm1_after_w, b.norm1_after_b, name + "norm1_after", hf(names.norm1_after), branch_end);
-        if (before && c.norm_place != NormPlace::shared) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(names.norm2), inside);
+        if (before && c.norm_place != NormPlace::shared) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(norm2), inside);
         in_mixture_ = c.has_mixture(l);
         mlp(b, name, hf(""));
         in_mixture_ = false;
@@ -386,8 +389,8 @@ private:
             blocks.push_back({local_row + (gate ? Fl : 0), row + gate + f0, Fl});
         }
         if (in_mixture_ && names.stacks_experts) {
-            fc1 = {{fc1[0].name, 0, n_mlps * F1, false, 0, n_mlps, gate > 0 && names.transposes_experts}};
-            fc2 = {{fc2[0].name, 0, n_mlps * c.C, false, 0, n_mlps}};
+            fc1 = {{fc1[0].name, 0, n_mlps * F1, false, 0, 0, n_mlps, gate > 0 && names.transposes_experts}};
+            fc2 = {{fc2[0].name, 0, n_mlps * c.C, false, 0, 0, n_mlps}};
         }
         column_parallel(fc1_w, fc1_b, name + "fc1", n_mlps * F1, blocks, fc1, 0, c.mlp_bias, experts);
         row_parallel(fc2_w, fc2_b, name + "fc2", F, fc2, c.mlp_bias, experts);

@@ -137,13 +137,15 @@ struct TensorRun {
 // part and of the HfTensor.
 template <class Visit>
 void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
-    const int heads = t.interleaved ? t.rows / (3 * t.interleaved) : 0;
+    const int group = t.groups ? t.rows / t.groups : 0, keys = (group - t.queries) / 2;
     const auto cols = (size_t)spec.cols, whole_cols = (size_t)spec.whole_cols, each = (size_t)t.rows_of_matrix();
     const auto file_row = [&](int whole_row) {
         int r = whole_row - t.row;
-        if (t.interleaved) {  // here (which of q k v, head, element), in the file (head, which, element)
-            const int HS = t.interleaved, which = r / (heads * HS), head = r / HS % heads;
-            r = (head * 3 + which) * HS + r % HS;
+        if (t.groups) {  // here (q, k or v; group; element), in the file (group; q, k or v; element)
+            const int after_q = r - t.groups * t.queries, which = after_q / (t.groups * keys),
+                      row = after_q % (t.groups * keys);
+            r = after_q < 0 ? r / t.queries * group + r % t.queries
+                            : row / keys * group + t.queries + which * keys + row % keys;
         }
         if (t.paired && r % t.paired < t.rotated) {  // here (head, half, element), in the file (head, element, half)
             const int e = r % t.paired, half = t.rotated / 2;
@@ -166,7 +168,7 @@ void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
             for (size_t col = 0; col < cols; col++)
                 visit(TensorRun{row * cols + col, cols, matrix + ((size_t)spec.first_col + col) * each + at % each,
                                 half ? 2 * rows : rows, half});
-        } else if (!t.interleaved && !t.paired && !t.gate_up && cols == whole_cols) {
+        } else if (!t.groups && !t.paired && !t.gate_up && cols == whole_cols) {
             visit(TensorRun{row * cols, 1, file_row(first) * cols, rows * cols});
         } else {
             for (size_t r = 0; r < rows; r++)
