@@ -6,6 +6,7 @@
 // https://huggingface.co/docs/safetensors
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -54,8 +55,12 @@ struct TensorView {
     std::vector<int64_t> shape;
     const char* data = nullptr;
     size_t bytes = 0;
-    const char* scales = nullptr;  // of MXFP4
-    size_t elements() const { return scales ? 2 * bytes : bytes / dtype_bytes(dtype); }
+    std::function<float(size_t)> decode;  // element i of a tensor that is stored as codes; empty: elements of dtype
+    size_t elements() const {
+        size_t n = 1;
+        for (const int64_t size : shape) n *= (size_t)size;
+        return n;
+    }
 };
 
 // MXFP4 (Open Compute Project, 2023): blocks of 32 numbers, each a code of 4 bits (sign, exponent, mantissa: e2m1), two to a
@@ -73,7 +78,7 @@ inline float mxfp4_number(const char* codes, const char* scales, size_t i) {
 inline TensorView mxfp4_tensor(const TensorView& blocks, const TensorView& scales) {
     TensorView t = blocks;
     t.dtype = "MXFP4";
-    t.scales = scales.data;
+    t.decode = [codes = blocks.data, powers = scales.data](size_t i) { return mxfp4_number(codes, powers, i); };
     t.shape.pop_back();
     t.shape.back() *= 32;
     return t;
@@ -117,9 +122,9 @@ public:
     template <class E>
     void read_as(const TensorView& t, size_t first, size_t n_elements, E* dst) const {
         CHECK(first + n_elements <= t.elements(), "elements %zu to %zu of %zu", first, first + n_elements, t.elements());
-        if (t.scales) {
+        if (t.decode) {
 #pragma omp parallel for schedule(static) if (n_elements > 1 << 15)
-            for (int64_t i = 0; i < (int64_t)n_elements; i++) dst[i] = (E)mxfp4_number(t.data, t.scales, first + (size_t)i);
+            for (int64_t i = 0; i < (int64_t)n_elements; i++) dst[i] = (E)t.decode(first + (size_t)i);
             return;
         }
         const auto each = [&](auto zero, auto convert) {

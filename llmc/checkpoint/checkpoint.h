@@ -36,6 +36,7 @@
 #include "../optimizer/shard.h"
 #include "../parallel/world.h"
 #include "../base/types.h"
+#include "bitsandbytes.h"
 #include "file_sums.h"
 #include "gguf_weights.h"
 
@@ -97,7 +98,8 @@ public:
         files_ = SafetensorsReader::open(path);
         unwrap();
         const TensorNames& names = family_of(c).names;
-        if (names.transposes_experts) unpack();
+        if (names.transposes_experts) unpack_mxfp4();
+        unpack_bitsandbytes();
         std::set<const TensorView*> used;
         for (const TensorSpec& spec : trained_table(c).rows)
             for (const HfTensor& t : spec.hf)
@@ -105,8 +107,8 @@ public:
         // An unknown weight means that the file holds another model. Masks and rotary angles are not weights; a tied head is a
         // copy, but its adapters are not.
         if (c.tied && !c.adapted()) used.insert(find(names.head + std::string(".weight")));
-        for (const auto& [name, tensor] : packed_)
-            if (used.count(&tensor)) used.insert({files_.find(name + "_blocks"), files_.find(name + "_scales")});
+        for (const auto& [name, packed] : packed_)
+            if (used.count(&packed.tensor)) used.insert(packed.parts.begin(), packed.parts.end());
         for (int layer = 0; layer < c.L && c.mixture.bias; layer++)
             if (c.has_mixture(layer)) used.insert(find(expert_biases_name(c, layer)));  // not in files of moments
         for (const auto& [name, tensor] : files_.tensors()) {
@@ -177,9 +179,9 @@ public:
     }
 
 private:
-    // Rows of MXFP4 are contiguous.
+    // Rows of codes are contiguous.
     static HfTensor as_stored(HfTensor t, const TensorView& view) {
-        if (view.scales) t.transposed = false;
+        if (view.decode) t.transposed = false;
         return t;
     }
     static bool is_lora_a(const HfTensor& t) { return t.name.find(".lora_A.") != std::string::npos; }
@@ -238,22 +240,43 @@ private:
         return view;
     }
     const TensorView* by_name(const std::string& name) const {
+        if (const auto packed = packed_.find(name); packed != packed_.end()) return &packed->second.tensor;
         if (const TensorView* view = files_.find(name)) return view;
-        if (const auto packed = packed_.find(name); packed != packed_.end()) return &packed->second;
         const auto found = unwrapped_.find(name);
         return found == unwrapped_.end() ? nullptr : found->second;
     }
     // Makes tensors of the pairs NAME_blocks, NAME_scales.
-    void unpack() {
+    void unpack_mxfp4() {
         const std::string ending = "_blocks";
         for (const auto& [blocks, view] : files_.tensors()) {
             if (!ends_with(blocks, ending)) continue;
             const std::string name = blocks.substr(0, blocks.size() - ending.size());
+            if (files_.find(name)) continue;  // the file contains it as numbers, too
             const TensorView* scales = files_.find(name + "_scales");
             if (!scales || !are_mxfp4(view, *scales))
                 fail("%s: the tensor '%s' has no scale for each 16 bytes, as MXFP4 has; HINT: download or copy it again",
                      path_.c_str(), blocks.c_str());
-            packed_[name] = mxfp4_tensor(view, *scales);
+            packed_[name] = {mxfp4_tensor(view, *scales), {&view, scales}};
+        }
+    }
+    // Makes tensors of the matrices that bitsandbytes stores in 4 bits.
+    void unpack_bitsandbytes() {
+        for (const auto& tensor : files_.tensors()) {
+            const std::string& state = tensor.first;
+            const size_t n = state.find(bitsandbytes_state);
+            if (n == std::string::npos) continue;
+            const std::string name = state.substr(0, n);
+            PackedTensor packed = {{}, {&tensor.second}};
+            const auto part = [&](const char* ending) -> const TensorView& {
+                const TensorView* found = files_.find(name + ending);
+                if (!found)
+                    fail("%s has no tensor '%s%s', which '%s' needs; HINT: download or copy it again", path_.c_str(),
+                         name.c_str(), ending, state.c_str());
+                packed.parts.push_back(found);
+                return *found;
+            };
+            packed.tensor = bitsandbytes_tensor(tensor.second, part, path_ + ": tensor '" + name + "'");
+            packed_[name] = packed;
         }
     }
     // Removes the parts of names that torch.compile, DistributedDataParallel and FSDP insert into a saved module's.
@@ -278,7 +301,11 @@ private:
     std::shared_ptr<const GgufModel> gguf_;
     SafetensorsReader files_;
     std::map<std::string, const TensorView*> unwrapped_;  // by their names without wrappers
-    std::map<std::string, TensorView> packed_;            // MXFP4
+    struct PackedTensor {
+        TensorView tensor;
+        std::vector<const TensorView*> parts;  // in the files
+    };
+    std::map<std::string, PackedTensor> packed_;  // stored as codes: MXFP4, bitsandbytes
 };
 
 // Encodes a tensor from its numbers. Returns false if one of them is too large for the format.

@@ -336,10 +336,15 @@ inline ModelConfig read_config_keys(const HfReader& in) {
     }
     ModelConfig c;
     set_family(c, type);
-    if (!family->names.transposes_experts) in.only("quantization_config", nullptr);
-    else if (const char* key = "quantization_config"; !in.absent(key)) {  // the tensors' names show it
-        if (!in.j[key].is_object()) in.wrong(key, "an object");
-        if (in.j[key].value("quant_method", nlohmann::json()) != "mxfp4") in.unsupported(key, "the 'quant_method' \"mxfp4\"");
+    if (const char* key = "quantization_config"; !in.absent(key)) {  // the tensors' names show the rest
+        const nlohmann::json& q = in.j[key];
+        if (!q.is_object()) in.wrong(key, "an object");
+        const nlohmann::json method = q.value("quant_method", nlohmann::json());
+        const bool mxfp4 = family->names.transposes_experts;
+        if (!(mxfp4 && method == "mxfp4") && !(method == "bitsandbytes" && q.value("load_in_4bit", nlohmann::json()) == true))
+            in.unsupported(key, std::string(mxfp4 ? "the 'quant_method' \"mxfp4\" or " : "") +
+                                    "bitsandbytes in 4 bits; HINT: take the model that was quantized, or widen this one with "
+                                    "transformers: from_pretrained(DIR).dequantize().save_pretrained(OUT)");
     }
     c.V = in.count("vocab_size");
     for (const Key& key : keys_of(type)) key.read(in, c);
