@@ -3,6 +3,8 @@
   1  export --merge of adapters that add nothing has the weights that bitsandbytes decodes, bit by bit
   2  the losses of 20 steps from the same adapters
   3  after them, PEFT gives our logits on the quantized model
+  4  folders that transformers saves in 4 bits (NF4 and FP4, plain and nested, each dtype, tied and untied heads): its logits,
+     generate, eval, and adapters' losses, which for plain NF4 are those of quantizing the original model
 
     test_qlora.py BUILD_FP32     a folder with train_gpt and dump_logits; ends with `N passed, N failed`
 """
@@ -111,6 +113,36 @@ def test_family(family, sample):
         assert np.abs(logits - theirs).max() < 1e-4 * max(1, np.abs(theirs).max()), np.abs(logits - theirs).max()
 
 
+# Name, model, levels, double quantization, dtype: bitsandbytes rounds the numbers to it, we keep them in fp32.
+FOLDERS = [("nf4", "llama", "nf4", False, torch.float32), ("nf4-nested", "llama", "nf4", True, torch.float32),
+           ("fp4-nested", "tied", "fp4", True, torch.float32), ("gpt2-fp4", "gpt2", "fp4", False, torch.float32),
+           ("bf16-nested", "tied", "nf4", True, torch.bfloat16), ("fp16", "llama", "fp4", False, torch.float16)]
+
+
+def test_folder(name, family, kind, nested, dtype, sample):
+    folder = WORK / name
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=nested,
+                                  bnb_4bit_compute_dtype=torch.float32)
+    AutoModelForCausalLM.from_pretrained(WORK / family, quantization_config=settings, dtype=dtype, device_map="cpu").save_pretrained(folder)
+    with case(f"{name}: transformers' logits"):
+        assert any("quant_state" in t for t in load_file(folder / "model.safetensors"))
+        sample.astype(np.int32).tofile(WORK / "tokens")
+        subprocess.run([BUILD / "dump_logits", folder, "tokens", str(len(sample)), "logits"], cwd=WORK, check=True)
+        ours = np.fromfile(WORK / "logits", np.float32).reshape(len(sample), V)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", device_map="cpu").train()
+        with torch.no_grad(): theirs = model(torch.from_numpy(sample)[None]).logits[0].float().numpy()
+        off = np.abs(ours - theirs).max() / np.abs(theirs).max()
+        print(f"{name}: logits differ by {off:.1e}")
+        assert off < {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}[dtype], off
+    with case(f"{name}: generate, eval, adapters"):
+        shutil.copytree(WORK / "tokenizer", folder, dirs_exist_ok=True)
+        run("generate", "--model", folder, "--prompt", "in the year", "--max-new-tokens", 4)
+        run("eval", "--model", folder, "--text", "same.txt")
+        losses = train(folder, 4, RATE, len(sample), f"{name}-trained")
+        assert losses[-1] < losses[0], losses
+        if name == "nf4": assert losses == train(WORK / family, 4, RATE, len(sample), f"{name}-original"), losses
+
+
 def main():
     logging.disable_progress_bar()
     line = "in the year 37 the king of city 3 gave 11 sheep to his son\n"
@@ -121,6 +153,9 @@ def main():
     same = np.fromfile(WORK / "same.bin", np.uint16).astype(np.int64)
     for family in FAMILIES:
         test_family(family, same[:len(same) // 200])
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**{**FAMILIES["llama"].to_dict(), "tie_word_embeddings": True}))
+    model.save_pretrained(WORK / "tied")
+    for folder in FOLDERS: test_folder(*folder, same[:len(same) // 200])
     sys.exit(summary())
 
 
