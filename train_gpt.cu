@@ -355,7 +355,7 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     const floatX* dfc2 = branch_backward(p, fc2, m.a.branch_out, dmlp, s.fc2);
 
     const floatX* all_dfc2 = gather_from_sequence_parallel(p, dfc2, p.local_rows(), C);
-    const ExpertRows dout = rows_for_experts(p, b, s, all_dfc2);
+    const ExpertRows dout = rows_for_experts(p, b, s, fc2.fp8_dout, all_dfc2);
     expert_layer_backward(p, fc2, dact, dout, {s.act.bf16}, routing);
     reduce_drouting(p, b, s, [&](real* drouting) {
         be::expert_activation_backward(p.ctx, dfc1, drouting, dact, s.fc1, routing, shape, fc2.in, m.c.activation);
@@ -369,7 +369,7 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     const floatX* all_inp = reads_inp ? gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C) : nullptr;
     if (fc1.dw) add_router_gradient(p, b.router, m.a.dlogits, all_inp, p.mixture());
     if (fc1.dw && b.shared.exists()) shared_weights_backward(p, b.shared, all_inp);
-    expert_layer_backward(p, fc1, drows, {dfc1}, rows_for_experts(p, b, s, all_inp), routing);
+    expert_layer_backward(p, fc1, drows, {dfc1}, rows_for_experts(p, b, s, fc1.fp8_inp, all_inp), routing);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
     reduce_from_experts(p, b, s, all_dinp, [&](floatX* sums) { be::expert_combine(p.ctx, sums, drows, routing, shape, C); });
     be::router_backward_input(p.ctx, all_dinp, m.a.dlogits, b.router.w, p.mixture(), C);
@@ -393,9 +393,10 @@ static void mlp_backward(const Pass& p, const Block& b, floatX* dinp, const floa
 static BlockActivations block_activations(const Pass& p, int i) {
     BlockActivations s = p.in.blocks[i];
     const auto share_bf16 = [&](size_t, Kept kept, auto& own, auto& shared) {
-        if (fp8_suffices(kept, p.m.c.lora.on())) bf16_of(own) = bf16_of(shared);
+        if (fp8_of(own) && fp8_suffices(kept, p.m.c.lora.on())) bf16_of(own) = bf16_of(shared);
     };
-    const MlpSizes none = {p.m.blocks[p.in.first_block + i].has_mixture(), 0, 0, 0, 0};  // only pointers are set
+    const bool mixture = p.m.blocks[p.in.first_block + i].has_mixture();
+    const MlpSizes none = {!mixture, mixture, 0, 0, 0, 0};  // only pointers are set
     if (p.fp8(p.in.first_block + i)) for_each_tensor(p.m, none, share_bf16, s, p.m.a.shared);
     s.x = p.in.x[i];
     if (!p.m.c.norm_before()) {
@@ -430,12 +431,13 @@ static void recompute_block(const Pass& p, int i) {
     const BlockActivations s = block_activations(p, i);
     norm_forward(p, b.norm1, output_for(p, b.qkv(), s.norm1), s.stats1, s.x);
     norm_forward(p, b.norm2, output_for(p, b.fc1(), s.norm2), s.stats2, p.m.c.parallel() ? s.x : s.mid);
-    if (b.has_mixture()) return recompute_mixture(p, b, s.mlp, s.norm2, recompute);
-    if (recompute == Recompute::mlp) fc1_forward(p, b, s.mlp, s.norm2);  // quantizes norm2 as well
+    if (b.has_mixture()) recompute_mixture(p, b, s.mlp, s.norm2, recompute);
+    else if (recompute == Recompute::mlp) fc1_forward(p, b, s.mlp, s.norm2);  // quantizes norm2 as well
     else activation_forward(p, b, s.mlp);
     if (!p.fp8(block)) return;
     quantize_input(p, b.qkv(), s.norm1);
     quantize_input(p, b.proj(), s.att);
+    if (b.has_mixture()) return;
     if (recompute != Recompute::mlp) quantize_input(p, b.fc1(), s.norm2);
     quantize_input(p, b.fc2(), s.mlp.act);
 }

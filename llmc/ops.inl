@@ -169,6 +169,11 @@ void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const Fp8Matr
 // dweight (+)= dout^T inp. dout may have either format. sets or adds dweight, like linear_backward_weight.
 void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, const Fp8Matrix& dout_transposed /*(OC, N)*/,
                                 const Fp8Matrix& inp_transposed /*(IC, N)*/, int N, int IC, int OC, Acc acc, bool fast);
+// The numbers that the codes of x represent before the inverse scale: decode(encode(x * scale)). floatX represents them exactly.
+// out may be x. sets out.
+void fp8_numbers(Ctx& ctx, floatX* out, const floatX* x, const FilledRows& rows, const float* scale, Fp8 format);
+// absolute_max of the rows that have values.
+void absolute_max_of_rows(Ctx& ctx, float* amax, const floatX* x, const FilledRows& rows);
 // dbias += column sums of dout.
 void bias_backward(Ctx& ctx, real* dbias /*(OC)*/, const floatX* dout /*(N, OC)*/, int N, int OC);
 
@@ -269,6 +274,17 @@ void expert_linear_backward_input(Ctx& ctx, floatX* dinp /*(slots, IC)*/, const 
 // sets or adds.
 void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight /*(rows, IC)*/, const ExpertRows& dout /*(slots, OC)*/,
                                    const ExpertRows& inp /*(slots, IC)*/, const ExpertGroups& groups, int IC, int OC, Acc acc);
+// The same products in FP8: both factors are numbers of codes (fp8_numbers), and sums are multiplied by both inverse scales
+// before the bias is added. forward and backward_input set.
+void fp8_expert_linear_forward(Ctx& ctx, floatX* out /*(slots, OC)*/, const ExpertRows& inp /*(slots, IC)*/,
+                               const floatX* weight /*(E, OC, IC)*/, const Fp8Scales& scales, const ExpertBias& bias,
+                               const ExpertGroups& groups, int IC, int OC);
+void fp8_expert_linear_backward_input(Ctx& ctx, floatX* dinp /*(slots, IC)*/, const ExpertRows& dout /*(slots, OC)*/,
+                                      const floatX* weight /*(E, OC, IC)*/, const Fp8Scales& scales, const ExpertGroups& groups,
+                                      int IC, int OC);
+void fp8_expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight /*(rows, IC)*/,
+                                       const ExpertRows& dout /*(slots, OC)*/, const ExpertRows& inp /*(slots, IC)*/,
+                                       const Fp8Scales& scales, const ExpertGroups& groups, int IC, int OC, Acc acc);
 // The gradient of ExpertBias: dbias += the sum of each expert's rows of dout, times their factors.
 void expert_bias_backward(Ctx& ctx, real* dbias /*(E, OC)*/, const ExpertRows& dout /*(slots, OC)*/, const ExpertBias& bias,
                           const ExpertGroups& groups, int OC);

@@ -105,6 +105,18 @@ struct Fp8Matrix {
     const float* inverse_scale;  // one number
     Fp8 format = Fp8::e4m3;
 };
+// The inverse scales of both factors of a product, single numbers in the backend's memory, by which its sums are multiplied;
+// null: the factors are not in FP8.
+struct Fp8Scales {
+    const float *a = nullptr, *b = nullptr;
+    HD float product() const { return a ? *a * *b : 1.0f; }
+};
+// A matrix (rows, columns); with `filled`, a number in the backend's memory, only its first *filled rows have values.
+struct FilledRows {
+    int rows, columns;
+    const int* filled = nullptr;
+    HD size_t size() const { return (size_t)(filled ? *filled : rows) * (size_t)columns; }
+};
 
 // The columns of a linear layer's output (rows of its weight) that low-rank adapters add to (model/lora.h): ranges, each with
 // the index of its adapter, `part`. A fused projection has several adapters: queries, keys, values. The matrices B of all

@@ -20,6 +20,7 @@ declare -A family=(
     [llama]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-query-groups 2"
     [olmo2]="--normalization RMSNorm --norm-place after --qk-layernorm --position-embedding-type rope --activation relu2 --disable-bias-linear --attention-dropout 0.1"
     [gemma]="--normalization RMSNorm --apply-layernorm-1p --norm-place both --qk-layernorm --position-embedding-type rope --activation geglu --kv-channels 32 --window-size 9 --window-attn-skip-freq 2 --attn-logit-softcapping 5 --softmax-type learnable --hidden-dropout 0.1"
+    [mixture]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-query-groups 2 --num-experts 6 --moe-ffn-hidden-size 64 --moe-layer-freq [0]*1+[1]*2 --moe-shared-expert-intermediate-size 32 --moe-shared-expert-gate --moe-aux-loss-coeff 0.01"
 )
 train() { # RANKS FAMILY OUT OPTIONS...
     local n=$1 name=$2 out=$3 launch=()
@@ -40,10 +41,10 @@ within() { awk -v p="$1" -v a="$2" -v b="$3" 'BEGIN { exit !(b > 0 && a <= (1 + 
 # Some hundred steps of each family, until the learning rate has decayed: validation loss compared with bf16's. Runs this
 # small differ by up to 8% after a single rounding difference, with another seed or another vector unit of the CPU; their
 # mean by a half or a third of that.
-for name in gpt2 ${ALL:+bloom llama}; do
+for name in gpt2 mixture ${ALL:+bloom llama}; do
     steps=400 threads=2 expect "$name in bf16" train 1 $name "$name bf16"
     for recipe in "hybrid --fp8-recipe delayed" "hybrid --fp8-recipe current" "e4m3 --fp8-start 40"; do
-        [[ $recipe == *delayed || ($name == gpt2 && -n ${ALL:-}) ]] || continue
+        [[ $recipe == *delayed || (($name == gpt2 || $name == mixture) && -n ${ALL:-}) ]] || continue
         # shellcheck disable=SC2086
         steps=400 threads=2 expect "$name, $recipe" train 1 $name run --fp8 $recipe
         expect "$name, $recipe: $(valid_loss run) is within 15% of bf16's $(valid_loss "$name bf16")" within 15 "$(valid_loss run)" "$(valid_loss "$name bf16")"
@@ -51,8 +52,8 @@ for name in gpt2 ${ALL:+bloom llama}; do
         rm -rf run
     done
 done
-mean=$(awk '$2 > 0 { sum += $1 / $2; n++ } END { if (n == 5) print sum / n }' losses.txt)
-[[ -z ${ALL:-} ]] || expect "all five, of bf16's losses on average: $mean, within 4% of 1" within 4 "${mean:-0}" 1
+mean=$(awk '$2 > 0 { sum += $1 / $2; n++ } END { if (n == 8) print sum / n }' losses.txt)
+[[ -z ${ALL:-} ]] || expect "all eight, of bf16's losses on average: $mean, within 4% of 1" within 4 "${mean:-0}" 1
 different() { ! cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" >/dev/null; }
 
 # The switch: no jump, and the steps before have bf16's losses.
@@ -91,8 +92,8 @@ expect "stays in bf16" test -z "$(switched falling)"
 # Recomputation quantizes to the same codes again; weight transposes are the same whether kept or computed before each
 # product.
 for options in "--fp8 hybrid" "--fp8 hybrid --fp8-recipe current" "--fp8 hybrid --fp8-start 8 --first-last-layers-bf16"; do
-    for name in gpt2 llama olmo2 gemma; do
-        [[ -n ${ALL:-} || $name == gpt2 || $name == llama || $options == *start* ]] || continue
+    for name in gpt2 llama olmo2 gemma mixture; do
+        [[ -n ${ALL:-} || $name == gpt2 || $name == llama || $options == *start* || ($name == mixture && $options == *current) ]] || continue
         # shellcheck disable=SC2086
         expect "$name $options" train 1 $name none $options
         # Recompute one layer of three: the others keep codes, which the shared block would overwrite.
@@ -113,18 +114,26 @@ expect "near each other" near_losses two four 4 0.005
 # Layouts.
 for options in "--fp8 hybrid --fp8-start 5" "--fp8 hybrid --fp8-recipe current"; do
     # shellcheck disable=SC2086
-    { expect "one rank, $options" train 1 llama one $options && expect "one rank, gpt2, $options" train 1 gpt2 onegpt $options; }
+    for name in llama gpt2 mixture; do expect "one rank, $name, $options" train 1 $name "one $name" $options; done
     for layout in "2" "2 --tp 2" "2 --tp 2 --no-sequence-parallel" "2 --pp 2" "4 --tp 2 --pp 2" "4 --tp 4"; do
         read -r n cut <<<"$layout"
         for name in llama gpt2; do
             [[ -n ${ALL:-} || $layout == "4 --tp 2 --pp 2" || ($name == llama && $options == *start*) ]] || continue
             # shellcheck disable=SC2086
             expect "$name $layout, $options" train "$n" $name ranks $options $cut
-            expect "$name $layout, $options: one rank's losses" near_losses "$([[ $name == llama ]] && echo one || echo onegpt)" ranks 16 0.01
+            expect "$name $layout, $options: one rank's losses" near_losses "one $name" ranks 16 0.01
             rm -rf ranks
         done
     done
-    rm -rf one onegpt
+    for layout in "2 --ep 2 --zero 2" "2 --tp 2 --recompute full" "4 --ep 2 --tp 2 --recompute mlp" "4 --ep 2 --pp 2 --moe-token-dispatcher-type alltoall"; do
+        read -r n cut <<<"$layout"
+        [[ -n ${ALL:-} || $options == *start* || $layout == "4 --ep 2 --tp"* ]] || continue
+        # shellcheck disable=SC2086
+        expect "a mixture, $layout, $options" train "$n" mixture ranks $options $cut
+        expect "a mixture, $layout, $options: one rank's losses" near_losses "one mixture" ranks 16 0.01
+        rm -rf ranks
+    done
+    rm -rf one*
 done
 # Without clipping, since the gradient norm's order of summation differs.
 expect "one rank" train 1 llama one --fp8 hybrid --clip-grad 0 --save-every 8 --keep 0
@@ -133,6 +142,26 @@ expect "has one rank's bits" same one pipeline
 expect "and scales" same_state one pipeline
 expect "four ranks resume one's run" train 4 llama more --fp8 hybrid --clip-grad 0 --tp 2 --pp 2 --resume one/step_00000008 --fp8-weight-transpose on-the-fly
 expect "of the steps after" near_losses one more 8 0.01
+# The same of a mixture, whose experts' scales do not depend on the ranks that have them.
+expect "a mixture on one rank" train 1 mixture experts --fp8 hybrid --clip-grad 0 --save-every 8 --keep 0
+expect "a mixture in a pipeline" train 2 mixture stages --fp8 hybrid --clip-grad 0 --pp 2
+expect "a mixture in a pipeline has one rank's bits" same experts stages
+expect "a mixture in a pipeline has one rank's scales" same_state experts stages
+expect "a mixture resumes" train 1 mixture "resumed mixture" --fp8 hybrid --clip-grad 0 --resume experts/step_00000008
+expect "a mixture resumes with the same bits" same experts "resumed mixture"
+expect "a mixture resumes with the same scales" same_state experts "resumed mixture"
+expect "a mixture resumes on four ranks" train 4 mixture "more mixtures" --fp8 hybrid --clip-grad 0 --ep 2 --tp 2 --resume experts/step_00000008
+expect "a mixture on four ranks: one rank's losses" near_losses experts "more mixtures" 8 0.01
+# Rows that lose all experts are not sent, but measured.
+for dispatcher in allgather alltoall; do
+    for recipe in delayed current; do
+        expect "$dispatcher, $recipe" train 2 mixture "$dispatcher $recipe" --fp8 hybrid --fp8-recipe $recipe --ep 2 --moe-expert-capacity-factor 0.5 --moe-token-dispatcher-type $dispatcher
+    done
+done
+for recipe in delayed current; do
+    expect "both dispatchers, $recipe: the same bits" same "allgather $recipe" "alltoall $recipe"
+    expect "both dispatchers, $recipe: the same scales" same_state "allgather $recipe" "alltoall $recipe"
+done
 
 # Unsupported combinations.
 expect "a width that is no multiple of 16: refused" refused train 1 gpt2 x --fp8 hybrid --hidden-size 72
@@ -141,6 +170,8 @@ expect "rows that are none: refused" refused train 1 gpt2 x --fp8 hybrid --seq-l
 says "says which" "rows (--micro-batch-size x --seq-length) is 82"
 expect "all layers in bf16: refused" refused train 1 gpt2 x --fp8 hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 3
 says "says so" "keeps all 3 layers in bf16"
+expect "experts of a width that is no multiple of 16: refused" refused train 1 mixture x --fp8 hybrid --moe-ffn-hidden-size 40
+says "says which" "multiples of 16; a rank's part of an expert's width is 40"
 expect "another format: refused" refused train 1 gpt2 x --fp8 int8
 expect "a start that is none: refused" refused train 1 gpt2 x --fp8 hybrid --fp8-start soon
 says "says what is one" "--fp8-start is 'soon'"

@@ -4,10 +4,12 @@
 
 #include <random>
 
+#include "../llmc/cpu/experts.h"
 #include "../llmc/cpu/fp8_linear.h"
 #include "../llmc/cpu/mlp.h"
 #include "../llmc/cpu/norm.h"
 #include "../llmc/model/fp8_state.h"
+#include "expert_layer.h"
 #include "testing.h"
 
 namespace test_fp8 {
@@ -311,6 +313,99 @@ TEST_P(Fp8Ops, ProductsAreThoseOfTheDecodedNumbers) {
     }
 }
 
+// The numbers of codes, and amax, of the rows that have values; also in place.
+TEST_P(Fp8Ops, NumbersAreThoseOfTheCodes) {
+    const int rows = 70, filled = 61, columns = 48;
+    std::mt19937 random(9);
+    std::normal_distribution<float> normal;
+    std::vector<floatX> x((size_t)rows * columns, (floatX)INFINITY);
+    for (size_t i = 0; i < (size_t)filled * columns; i++) x[i] = (floatX)std::ldexp(normal(random), -(int)(random() % 20));
+    x[3] = (floatX)NAN;
+    x[70] = (floatX)-9.0f;
+    for (size_t i = (size_t)filled * columns; i < x.size(); i++) x[i] = (floatX)1000.0f;
+    float amax = 0.5f;
+    cpu::absolute_max_of_rows(ctx_, &amax, x.data(), {rows, columns, &filled});
+    EXPECT_EQ(amax, 9);
+    cpu::absolute_max_of_rows(ctx_, &amax, x.data(), {rows, columns});
+    EXPECT_EQ(amax, (float)(floatX)1000.0f);
+    for (const Fp8 format : formats) {
+        const float scale = 41.3f;
+        std::vector<floatX> out(x.size(), (floatX)-7.0f), same = x;
+        cpu::fp8_numbers(ctx_, out.data(), x.data(), {rows, columns, &filled}, &scale, format);
+        cpu::fp8_numbers(ctx_, same.data(), same.data(), {rows, columns}, &scale, format);
+        for (size_t i = 0; i < x.size(); i++) {
+            const float expected = fp8_decode(fp8_encode((float)x[i] * scale, format), format);
+            if (i == 3) {
+                ASSERT_TRUE(std::isnan((float)out[i]) && std::isnan((float)same[i]));
+                continue;
+            }
+            ASSERT_EQ((float)out[i], i < (size_t)filled * columns ? expected : -7.0f) << i;
+            ASSERT_EQ((float)same[i], expected) << i;
+        }
+    }
+}
+
+// The products of experts in FP8 have the bits of their products in floatX on the dequantized numbers, which powers of two as
+// scales keep exact. An expert without rows, rows that are gathered, and a bias.
+TEST_P(Fp8Ops, ExpertsMultiplyTheDequantizedNumbers) {
+    const int E = 4, IC = 48, OC = 80, rows = 90, K = 2, slots = 170;
+    const int offsets[] = {0, 60, 60, 101, slots};
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    std::vector<int> choices;
+    for (int i = 0; i < slots; i++) choices.push_back((int)(random() % (rows * K)));
+    const ExpertGroups groups = {offsets, E, slots};
+    struct Operand {
+        std::vector<floatX> numbers, dequantized;
+        float inverse;
+    };
+    const auto operand = [&](size_t n, Fp8 format, int exponent) {
+        Operand o = {{}, {}, std::ldexp(1.0f, exponent)};
+        for (size_t i = 0; i < n; i++) {
+            const float number = fp8_decode(fp8_encode(normal(random) * fp8_max(format) / 8, format), format);
+            o.numbers.push_back((floatX)number);
+            o.dequantized.push_back((floatX)(number * o.inverse));
+        }
+        return o;
+    };
+    const auto same = [](const auto& a, const auto& b, const char* what) {
+        ASSERT_EQ(memcmp(a.data(), b.data(), a.size() * sizeof a[0]), 0) << what;
+    };
+    const Operand w = operand((size_t)E * OC * IC, Fp8::e4m3, -9);
+    std::vector<floatX> bias;
+    for (int i = 0; i < E * OC; i++) bias.push_back((floatX)normal(random));
+    for (const bool gathered : {false, true}) {
+        const auto rows_of = [&](const std::vector<floatX>& x) {
+            return gathered ? ExpertRows{x.data(), choices.data(), K} : ExpertRows{x.data()};
+        };
+        const Operand x = operand((size_t)slots * IC, Fp8::e4m3, -7), dy = operand((size_t)slots * OC, Fp8::e5m2, -20);
+        for (const ExpertBias& b : {ExpertBias{}, ExpertBias{bias.data()}}) {
+            std::vector<floatX> out((size_t)slots * OC), expected = out;
+            cpu::fp8_expert_linear_forward(ctx_, out.data(), rows_of(x.numbers), w.numbers.data(), {&x.inverse, &w.inverse}, b,
+                                           groups, IC, OC);
+            cpu::expert_linear_forward(ctx_, expected.data(), rows_of(x.dequantized), w.dequantized.data(), b, groups, IC, OC,
+                                       Acc::Set);
+            same(out, expected, "forward");
+        }
+        std::vector<floatX> dinp((size_t)slots * IC), expected = dinp;
+        cpu::fp8_expert_linear_backward_input(ctx_, dinp.data(), rows_of(dy.numbers), w.numbers.data(),
+                                              {&dy.inverse, &w.inverse}, groups, IC, OC);
+        cpu::expert_linear_backward_input(ctx_, expected.data(), rows_of(dy.dequantized), w.dequantized.data(), groups, IC, OC,
+                                          Acc::Set);
+        same(dinp, expected, "backward_input");
+        for (const Acc acc : {Acc::Set, Acc::Add}) {
+            const int row = OC, count = 2 * OC;  // of two experts, one without rows
+            std::vector<real> dw((size_t)count * IC, real(0.25)), expected_dw = dw;
+            cpu::fp8_expert_linear_backward_weight(ctx_, {dw.data(), row, count}, rows_of(dy.numbers), {x.numbers.data()},
+                                                   {&dy.inverse, &x.inverse}, groups, IC, OC, acc);
+            cpu::expert_linear_backward_weight(ctx_, {expected_dw.data(), row, count}, rows_of(dy.dequantized),
+                                               {x.dequantized.data()}, groups, IC, OC, acc);
+            same(dw, expected_dw, "backward_weight");
+            EXPECT_NE(dw.back(), real(0.25));
+        }
+    }
+}
+
 // A linear layer in FP8 compared with double: each factor has an error of at most half a step of its format, relative 2^-4
 // for e4m3 and 2^-3 for e5m2 if it is normal after scaling.
 TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
@@ -347,6 +442,70 @@ TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
         }
     EXPECT_LT(std::sqrt(errors / norms), 0x1p-4);  // errors are independent: far below the worst case
     EXPECT_GT(std::sqrt(errors / norms), 0x1p-8);  // and it is really 8 bits
+}
+
+// A mixture in FP8 with current scales, as expert_layer.h computes it: its output and gradients are near floatX's, by the errors
+// of two products forward and three backward, and are not floatX's.
+TEST_P(Fp8Ops, AMixtureIsNearFloatX) {
+    test::ExpertLayer l({{2, 40, 5, 2}, 64, 48, {}}, 21);
+    const int N = l.N, E = l.E, C = l.C, F = l.F, H = l.H, slots = l.slots;
+    l.forward(ctx_);
+    l.backward(ctx_);
+    struct Numbers {
+        std::vector<floatX> x;
+        float inverse;
+    };
+    const auto in_fp8 = [&](const floatX* x, const FilledRows& rows, Fp8 format) {
+        Numbers n = {std::vector<floatX>((size_t)rows.rows * (size_t)rows.columns), 0};
+        float amax = 0, scale = 0;
+        cpu::absolute_max_of_rows(ctx_, &amax, x, rows);
+        cpu::set_scale(ctx_, &scale, &n.inverse, &amax, format, 0);
+        cpu::fp8_numbers(ctx_, n.x.data(), x, rows, &scale, format);
+        return n;
+    };
+    const auto near = [&](const auto& got, const auto& expected, const auto& before, double most, const char* what) {
+        double error = 0, norm = 0;
+        for (size_t i = 0; i < got.size(); i++) {
+            const double x = (double)(float)expected[i] - (double)before(i), d = (double)(float)got[i] - x;
+            error += d * d;
+            norm += x * x;
+        }
+        EXPECT_LT(std::sqrt(error / norm), most) << what;
+        EXPECT_GT(std::sqrt(error / norm), 0.02) << what;
+    };
+    const auto zero = [](size_t) { return 0.0f; };
+    const auto of = [&](int rows, int columns) { return std::vector<floatX>((size_t)rows * (size_t)columns); };
+    const auto slot_rows = [&](int columns) { return FilledRows{slots, columns, l.offsets.data() + E}; };
+    const ExpertGroups groups = l.groups();
+    const Numbers x = in_fp8(l.x.data(), {N, C}, Fp8::e4m3), dout = in_fp8(l.dout.data(), {N, C}, Fp8::e5m2),
+                  fc1 = in_fp8(l.fc1.data(), {E * H, C}, Fp8::e4m3), fc2 = in_fp8(l.fc2.data(), {E * C, F}, Fp8::e4m3);
+    std::vector<floatX> h = of(slots, H), act = of(slots, F), y = of(slots, C), out = of(N, C), dact = of(slots, F),
+                        dh = of(slots, H), dx_slots = of(slots, C), dx = of(N, C);
+    std::vector<real> drouting((size_t)N * (size_t)l.K), dfc1(l.fc1.size()), dfc2(l.fc2.size());
+    cpu::fp8_expert_linear_forward(ctx_, h.data(), l.gathered(x.x), fc1.x.data(), {&x.inverse, &fc1.inverse}, {}, groups, C, H);
+    cpu::expert_activation_forward(ctx_, act.data(), h.data(), l.r, l.k.shape, F, l.k.activation);
+    const Numbers a = in_fp8(act.data(), slot_rows(F), Fp8::e4m3);
+    cpu::fp8_expert_linear_forward(ctx_, y.data(), {a.x.data()}, fc2.x.data(), {&a.inverse, &fc2.inverse}, {}, groups, F, C);
+    cpu::expert_combine(ctx_, out.data(), y.data(), l.r, l.k.shape, C);
+    near(out, l.out, zero, 0.1, "out");
+
+    cpu::fp8_expert_linear_backward_input(ctx_, dact.data(), l.gathered(dout.x), fc2.x.data(), {&dout.inverse, &fc2.inverse},
+                                          groups, F, C);
+    cpu::fp8_expert_linear_backward_weight(ctx_, {dfc2.data(), 0, E * C}, l.gathered(dout.x), {a.x.data()},
+                                           {&dout.inverse, &a.inverse}, groups, F, C, Acc::Set);
+    cpu::expert_activation_backward(ctx_, dh.data(), drouting.data(), dact.data(), h.data(), l.r, l.k.shape, F, l.k.activation);
+    const Numbers d = in_fp8(dh.data(), slot_rows(H), Fp8::e5m2);
+    cpu::fp8_expert_linear_backward_input(ctx_, dx_slots.data(), {d.x.data()}, fc1.x.data(), {&d.inverse, &fc1.inverse}, groups,
+                                          C, H);
+    cpu::fp8_expert_linear_backward_weight(ctx_, {dfc1.data(), 0, E * H}, {d.x.data()}, l.gathered(x.x),
+                                           {&d.inverse, &x.inverse}, groups, C, H, Acc::Set);
+    cpu::expert_combine(ctx_, dx.data(), dx_slots.data(), l.r, l.k.shape, C);
+    near(
+        dfc2, l.dfc2.values(), [&](size_t i) { return l.dfc2_0[i]; }, 0.15, "dfc2");
+    near(
+        dfc1, l.dfc1.values(), [&](size_t i) { return l.dfc1_0[i]; }, 0.2, "dfc1");
+    near(dx, l.dx_experts, zero, 0.2, "dx");
+    near(drouting, l.drouting.values(), zero, 0.2, "drouting");
 }
 
 }  // namespace test_fp8

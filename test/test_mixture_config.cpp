@@ -112,7 +112,6 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-router-num-groups", "8", "--moe-router-group-topk", "1"}, {"moe-router-group-topk is 1", "at most 1 experts"}},
         {{"--moe-use-upcycling"}, {"--moe-use-upcycling requires --model DIR"}},
         {{"--norm-place", "parallel"}, {"norm-place parallel", "HINT: --norm-place before"}},
-        {{"--fp8-format", "hybrid"}, {"--fp8-format", "HINT"}},
         {{"--parametrization", "mup", "--mup-base-width", "32"}, {"--parametrization mup", "HINT"}},
         {{"--dpo-beta", "0.1", "--moe-z-loss-coeff", "0.1"}, {"--moe-z-loss-coeff", "--dpo-beta", "HINT"}},
         {{"--ffn-hidden-size", "4000000", "--num-experts", "512"}, {"512 experts", "rows"}},

@@ -183,6 +183,10 @@ TIMED(expert_linear_forward, experts_product(THE(ExpertGroups), NUMBER(3, 0), NU
 TIMED(expert_linear_backward_input, experts_product(THE(ExpertGroups), NUMBER(3, 0), NUMBER(3, 1)))
 TIMED(expert_linear_backward_weight,
       experts_product(THE(ExpertGroups), NUMBER(3, 0), NUMBER(3, 1), R*(1 + (NUMBER(3, 2) == (double)Acc::Add))))
+TIMED(fp8_expert_linear_forward, experts_product(THE(ExpertGroups), NUMBER(2, 0), NUMBER(2, 1)))
+TIMED(fp8_expert_linear_backward_input, experts_product(THE(ExpertGroups), NUMBER(2, 0), NUMBER(2, 1)))
+TIMED(fp8_expert_linear_backward_weight,
+      experts_product(THE(ExpertGroups), NUMBER(3, 0), NUMBER(3, 1), R*(1 + (NUMBER(3, 2) == (double)Acc::Add))))
 TIMED(expert_activation_forward, Work({0, THE(MixtureShape).slots() * NUMBER(2, 0) * (gated(THE(Activation)) ? 3 : 2) * X}))
 TIMED(expert_activation_backward, Work({0, THE(MixtureShape).slots() * NUMBER(2, 0) * (gated(THE(Activation)) ? 5 : 3) * X}))
 TIMED(expert_combine, Work({0, (double)THE(MixtureShape).N() * (THE(MixtureShape).K + 1) * THE(int) * X}))
@@ -210,6 +214,8 @@ TIMED(fp8_linear_backward_weight, FP8_PRODUCT(5, NUMBER(5, 0) * (NUMBER(5, 1) + 
 TIMED(quantize, ROWS(2, 0, X + 1 + (THE(Codes).transposed != nullptr)))
 TIMED(transpose_codes, ROWS(2, 0, 2))
 TIMED(absolute_max, Work({0, NUMBER(1, 0) * X}))
+TIMED(absolute_max_of_rows, Work({0, (double)THE(FilledRows).rows* THE(FilledRows).columns* X}))
+TIMED(fp8_numbers, Work({0, (double)THE(FilledRows).rows* THE(FilledRows).columns * 2 * X}))
 TIMED(bias_backward, ROWS(2, 0, X))
 // Logits are read and written once.
 TIMED(classifier, Work({0, (double)THE(int) * THE(VocabularyShard).Vp * 2 * X}))

@@ -71,21 +71,23 @@ inline void router_backward_weight(real* dweight, const real* dlogits, const flo
 }
 
 inline void expert_linear_forward(floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertBias& bias,
-                                  const ExpertGroups& groups, int IC, int OC, Acc acc) {
+                                  const ExpertGroups& groups, int IC, int OC, Acc acc, real scale) {
     parallel_for(groups.E, [=](int e) {
         const floatX* const w = weight + (size_t)e * OC * IC;
         for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
             for (int o = 0; o < OC; o++) {
                 floatX& result = out[(size_t)slot * OC + o];
-                real sum = bias.x ? bias.factor(slot) * (real)bias.x[(size_t)e * OC + o] : real(0);
+                real sum = 0;
                 for (int i = 0; i < IC; i++) sum += (real)inp.x[inp.row(slot) * IC + i] * (real)w[(size_t)o * IC + i];
+                sum *= scale;
+                if (bias.x) sum += bias.factor(slot) * (real)bias.x[(size_t)e * OC + o];
                 result = (floatX)(acc == Acc::Add ? (real)result + sum : sum);
             }
     });
 }
 
 inline void expert_linear_backward_input(floatX* dinp, const ExpertRows& dout, const floatX* weight, const ExpertGroups& groups,
-                                         int IC, int OC, Acc acc) {
+                                         int IC, int OC, Acc acc, real scale) {
     parallel_for(groups.E, [=](int e) {
         const floatX* const w = weight + (size_t)e * OC * IC;
         for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
@@ -93,19 +95,21 @@ inline void expert_linear_backward_input(floatX* dinp, const ExpertRows& dout, c
                 floatX& result = dinp[(size_t)slot * IC + i];
                 real sum = 0;
                 for (int o = 0; o < OC; o++) sum += (real)dout.x[dout.row(slot) * OC + o] * (real)w[(size_t)o * IC + i];
+                sum *= scale;
                 result = (floatX)(acc == Acc::Add ? (real)result + sum : sum);
             }
     });
 }
 
 inline void expert_linear_backward_weight(const StackedRows& dweight, const ExpertRows& dout, const ExpertRows& inp,
-                                          const ExpertGroups& groups, int IC, int OC, Acc acc) {
+                                          const ExpertGroups& groups, int IC, int OC, Acc acc, real scale) {
     parallel_for(dweight.rows, [=](int row) {
         const int e = (dweight.row + row) / OC, o = (dweight.row + row) % OC;
         for (int i = 0; i < IC; i++) {
             real sum = 0;
             for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
                 sum += (real)dout.x[dout.row(slot) * OC + o] * (real)inp.x[inp.row(slot) * IC + i];
+            sum *= scale;
             real& d = dweight.x[(size_t)row * IC + i];
             d = acc == Acc::Add ? d + sum : sum;
         }
@@ -460,10 +464,19 @@ inline void router_backward_bias(Ctx&, real* dbias, const real* dlogits, const M
 // ---- experts ---------------------------------------------------------------------------------------------------------------
 inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertBias& bias,
                                   const ExpertGroups& groups, int IC, int OC, Acc acc) {
-    if (ctx.plain) return plain::expert_linear_forward(out, inp, weight, bias, groups, IC, OC, acc);
+    if (ctx.plain) return plain::expert_linear_forward(out, inp, weight, bias, groups, IC, OC, acc, 1);
 #if CPU_FAST_PATHS
     detail::few_rows_of_experts(ctx, out, inp, weight, bias, groups, IC, OC, acc);
-    detail::gemm::expert_linear_forward(ctx, out, inp, weight, bias, groups, detail::most_few_rows(ctx), IC, OC, acc);
+    detail::gemm::expert_linear_forward(ctx, out, inp, weight, bias, groups, detail::most_few_rows(ctx), IC, OC, acc, 1);
+#endif
+}
+inline void fp8_expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight,
+                                      const Fp8Scales& scales, const ExpertBias& bias, const ExpertGroups& groups, int IC,
+                                      int OC) {
+    const float scale = scales.product();
+    if (ctx.plain) return plain::expert_linear_forward(out, inp, weight, bias, groups, IC, OC, Acc::Set, scale);
+#if CPU_FAST_PATHS
+    detail::gemm::expert_linear_forward(ctx, out, inp, weight, bias, groups, 0, IC, OC, Acc::Set, scale);
 #endif
 }
 
@@ -493,17 +506,34 @@ inline void expert_bias_backward_routing(Ctx&, real* drouting, const ExpertRows&
 
 inline void expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
                                          const ExpertGroups& groups, int IC, int OC, Acc acc) {
-    if (ctx.plain) return plain::expert_linear_backward_input(dinp, dout, weight, groups, IC, OC, acc);
+    if (ctx.plain) return plain::expert_linear_backward_input(dinp, dout, weight, groups, IC, OC, acc, 1);
 #if CPU_FAST_PATHS
-    detail::gemm::expert_linear_backward_input(ctx, dinp, dout, weight, groups, IC, OC, acc);
+    detail::gemm::expert_linear_backward_input(ctx, dinp, dout, weight, groups, IC, OC, acc, 1);
+#endif
+}
+inline void fp8_expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
+                                             const Fp8Scales& scales, const ExpertGroups& groups, int IC, int OC) {
+    const float scale = scales.product();
+    if (ctx.plain) return plain::expert_linear_backward_input(dinp, dout, weight, groups, IC, OC, Acc::Set, scale);
+#if CPU_FAST_PATHS
+    detail::gemm::expert_linear_backward_input(ctx, dinp, dout, weight, groups, IC, OC, Acc::Set, scale);
 #endif
 }
 
 inline void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight, const ExpertRows& dout, const ExpertRows& inp,
                                           const ExpertGroups& groups, int IC, int OC, Acc acc) {
-    if (ctx.plain) return plain::expert_linear_backward_weight(dweight, dout, inp, groups, IC, OC, acc);
+    if (ctx.plain) return plain::expert_linear_backward_weight(dweight, dout, inp, groups, IC, OC, acc, 1);
 #if CPU_FAST_PATHS
-    detail::gemm::expert_linear_backward_weight(ctx, dweight, dout, inp, groups, IC, OC, acc);
+    detail::gemm::expert_linear_backward_weight(ctx, dweight, dout, inp, groups, IC, OC, acc, 1);
+#endif
+}
+inline void fp8_expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight, const ExpertRows& dout,
+                                              const ExpertRows& inp, const Fp8Scales& scales, const ExpertGroups& groups,
+                                              int IC, int OC, Acc acc) {
+    const float scale = scales.product();
+    if (ctx.plain) return plain::expert_linear_backward_weight(dweight, dout, inp, groups, IC, OC, acc, scale);
+#if CPU_FAST_PATHS
+    detail::gemm::expert_linear_backward_weight(ctx, dweight, dout, inp, groups, IC, OC, acc, scale);
 #endif
 }
 

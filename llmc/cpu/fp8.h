@@ -1,14 +1,27 @@
 // Encodes matrices as FP8 codes (../fp8.h), as they are computed or afterwards. A row is encoded while it is in cache.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
+#include "../base/enum_table.h"
 #include "../ops.h"
 #include "parallel.h"
 
 namespace cpu {
 namespace detail {
+
+// All 256 numbers of a format.
+inline const std::array<float, 256>& numbers_of_codes(Fp8 format) {
+    static const auto numbers = [] {
+        std::array<std::array<float, 256>, number_of_values<Fp8>()> all;
+        for (const Fp8 f : {Fp8::e4m3, Fp8::e5m2})
+            for (int code = 0; code < 256; code++) all[(size_t)f][(size_t)code] = fp8_decode((uint8_t)code, f);
+        return all;
+    }();
+    return numbers[(size_t)format];
+}
 
 // The bits of |x|, or 0 if x is not finite. Non-negative floats order like their bits, and compilers vectorize a maximum of
 // integers.
@@ -83,6 +96,27 @@ inline void absolute_max(Ctx&, float* amax, const floatX* x, size_t n) {
 
 inline void quantize(Ctx& ctx, const Codes& out, const floatX* x, int N, int C) {
     detail::encode_rows(ctx, out, N, C, [=](Team::Member&, int n) { return x + (size_t)n * C; });
+}
+
+inline void absolute_max_of_rows(Ctx& ctx, float* amax, const floatX* x, const FilledRows& rows) {
+    absolute_max(ctx, amax, x, rows.size());
+}
+
+inline void fp8_numbers(Ctx&, floatX* out, const floatX* x, const FilledRows& rows, const float* scale, Fp8 format) {
+    const std::array<float, 256>& numbers = detail::numbers_of_codes(format);
+    const auto round = [&](auto encode) {
+        parallel_ranges(rows.size(), [&](size_t i, size_t end) {
+            constexpr size_t some = 256;
+            uint8_t codes[some];
+            for (; i < end; i += some) {
+                const size_t n = std::min(some, end - i);
+                encode(codes, x + i, (int)n, *scale);
+                for (size_t k = 0; k < n; k++) out[i + k] = (floatX)numbers[codes[k]];
+            }
+        });
+    };
+    if (format == Fp8::e4m3) round(detail::encode_row<Fp8::e4m3>);
+    else round(detail::encode_row<Fp8::e5m2>);
 }
 
 inline void transpose_codes(Ctx&, uint8_t* transposed, const uint8_t* codes, int N, int C) {

@@ -10,7 +10,6 @@
 #include <array>
 #include <vector>
 
-#include "../base/enum_table.h"
 #include "../ops.h"
 #include "fp8.h"
 #include "matmul.h"
@@ -19,22 +18,11 @@
 namespace cpu {
 namespace detail {
 
-// All 256 numbers of a format.
-inline const std::array<float, 256>& fp8_numbers(Fp8 format) {
-    static const auto numbers = [] {
-        std::array<std::array<float, 256>, number_of_values<Fp8>()> all;
-        for (const Fp8 f : {Fp8::e4m3, Fp8::e5m2})
-            for (int code = 0; code < 256; code++) all[(size_t)f][(size_t)code] = fp8_decode((uint8_t)code, f);
-        return all;
-    }();
-    return numbers[(size_t)format];
-}
-
 #if CPU_FAST_PATHS
 // (rows, K) decoded numbers in ctx.copies[i], zero-padded to whole tiles of the matrix unit.
 inline const floatX* decode(Ctx& ctx, int i, const Fp8Matrix& x, int rows, int K, int all_rows, int all_K) {
     std::array<floatX, 256> numbers;
-    for (size_t code = 0; code < 256; code++) numbers[code] = (floatX)fp8_numbers(x.format)[code];
+    for (size_t code = 0; code < 256; code++) numbers[code] = (floatX)numbers_of_codes(x.format)[code];
     std::vector<floatX>& out = ctx.copies[i];
     if (out.size() < (size_t)all_rows * all_K) out.resize((size_t)all_rows * all_K);
     parallel_for(all_rows, [&](int r) {
@@ -67,7 +55,7 @@ void fp8_product([[maybe_unused]] Ctx& ctx, const Fp8Matrix& a, const Fp8Matrix&
 #if CPU_FAST_PATHS
     if (!ctx.plain) return decoded_product(ctx, a, b, M, N, K, set);
 #endif
-    const auto &a_numbers = fp8_numbers(a.format), &b_numbers = fp8_numbers(b.format);
+    const auto &a_numbers = numbers_of_codes(a.format), &b_numbers = numbers_of_codes(b.format);
     parallel_for(M, [&](int m) {
         for (int n = 0; n < N; n++) {
             real sum = 0;

@@ -3,9 +3,10 @@
 // have many, and threads that finish early take the others' tasks (team.h). Rows are gathered while they are copied into the
 // thread's cache. Memory is the bound of experts with few rows: each weight is read once, each gradient read and written, for
 // 2 FLOPs per row. So the next task's weights or rows of the gradient are prefetched during the products of this one.
-//   rows_times_each     out rows (+)= rows of a times the expert's b: forward, backward_input
-//   columns_times_each  c_e (+)= a_e^T b_e, one matrix per expert: backward_weight. A task packs both operands of its block
-//                       of c, which are short: as many rows as the expert has
+//   rows_times_each     out rows (+)= scale rows of a times the expert's b: forward, backward_input
+//   columns_times_each  c_e (+)= scale a_e^T b_e, one matrix per expert: backward_weight. A task packs both operands of its
+//                       block of c, which are short: as many rows as the expert has
+// The scale is 1 except in FP8.
 // Every sum runs over k in order, as in gemm.h: results depend on no other expert and not on threads.
 #pragma once
 #include <algorithm>
@@ -43,10 +44,10 @@ void for_pieces(const ExpertGroups& groups, int few, int high, F f) {
     }
 }
 
-// out (slots, C) (+)= rows of a (.., K) times the expert's b (K, C), each `next` elements after the previous expert's; only for
+// out (slots, C) (+)= scale times rows of a (.., K) times the expert's b (K, C), each `next` elements after the previous expert's; only for
 // experts with more than `few` rows.
 inline void rows_times_each(Ctx& ctx, floatX* out, const ExpertRows& a, const ExpertGroups& groups, int few, int K, int C,
-                            const RightOperand& b, size_t next, const ExpertBias& bias, Acc acc) {
+                            const RightOperand& b, size_t next, const ExpertBias& bias, Acc acc, float scale) {
     const bool add = acc == Acc::Add, streamed = !add && streams_rows(ctx, out, C);
     const auto epilogue = [=](int n, int first, auto columns, const float* sums) {
         floatX* const row = out + (size_t)n * C + first;
@@ -54,11 +55,13 @@ inline void rows_times_each(Ctx& ctx, floatX* out, const ExpertRows& a, const Ex
             if (add) put(false, row, columns, [=](int c, auto there) { return load(row + c, there) + value(c, there); });
             else put(streamed, row, columns, value);
         };
-        if (!bias.x) return store_row([=](int c, auto) { return load(sums + c); });
+        if (!bias.x) return store_row([=](int c, auto) { return scale * load(sums + c); });
         const auto e = (size_t)(std::upper_bound(groups.offsets, groups.offsets + groups.E, n) - groups.offsets - 1);
         const floatX* const of_expert = bias.x + e * (size_t)C + first;
         const float factor = bias.factor(n);
-        store_row([=](int c, auto there) { return load(sums + c) + factor * load(of_expert + c, there); });
+        if (scale == 1)
+            return store_row([=](int c, auto there) { return load(sums + c) + factor * load(of_expert + c, there); });
+        store_row([=](int c, auto there) { return scale * load(sums + c) + factor * load(of_expert + c, there); });
     };
     on_unit(ctx, [&](const auto& unit) {
         const int deep = round_up(K, k_multiple_of(unit)), wide = round_up(C, 16);
@@ -80,17 +83,19 @@ inline void rows_times_each(Ctx& ctx, floatX* out, const ExpertRows& a, const Ex
 }
 
 inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertBias& bias,
-                                  const ExpertGroups& groups, int few, int IC, int OC, Acc acc) {
+                                  const ExpertGroups& groups, int few, int IC, int OC, Acc acc, float scale) {
     const int K = on_unit(ctx, [=](const auto&unit) { return round_up(IC, k_multiple_of(unit)); }), C = round_up(OC, 16);
     const floatX* const right = padded_stack(ctx, weight, groups.E, OC, IC, C, K);
-    rows_times_each(ctx, out, inp, groups, few, IC, OC, {RightOperand::transposed, right, (size_t)K}, (size_t)C * K, bias, acc);
+    rows_times_each(ctx, out, inp, groups, few, IC, OC, {RightOperand::transposed, right, (size_t)K}, (size_t)C * K, bias, acc,
+                    scale);
 }
 
 inline void expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
-                                         const ExpertGroups& groups, int IC, int OC, Acc acc) {
+                                         const ExpertGroups& groups, int IC, int OC, Acc acc, float scale) {
     const int K = on_unit(ctx, [=](const auto&unit) { return round_up(OC, k_multiple_of(unit)); }), C = round_up(IC, 16);
     const floatX* const right = padded_stack(ctx, weight, groups.E, OC, IC, K, C);
-    rows_times_each(ctx, dinp, dout, groups, 0, OC, IC, {RightOperand::as_rows, right, (size_t)C}, (size_t)C * K, {}, acc);
+    rows_times_each(ctx, dinp, dout, groups, 0, OC, IC, {RightOperand::as_rows, right, (size_t)C}, (size_t)C * K, {}, acc,
+                    scale);
 }
 
 // A task of a weight's gradient: some rows and columns of an expert's matrix; `to` is their first element.
@@ -113,7 +118,7 @@ inline std::vector<WeightBlock> weight_blocks(const StackedRows& dweight, int IC
 
 template <class E>
 void columns_times_each(Ctx& ctx, const MatrixUnit<E>& unit, const StackedRows& dweight, const ExpertRows& dout,
-                        const ExpertRows& inp, const ExpertGroups& groups, int IC, int OC, Acc acc) {
+                        const ExpertRows& inp, const ExpertGroups& groups, int IC, int OC, Acc acc, float scale) {
     int most = 0;
     for (int e = 0; e < groups.E; e++) most = std::max(most, groups.offsets[e + 1] - groups.offsets[e]);
     most = round_up(most, k_multiple<E>);
@@ -143,10 +148,10 @@ void columns_times_each(Ctx& ctx, const MatrixUnit<E>& unit, const StackedRows& 
         alignas(64) float sums_in_turn[2][strip_rows * strip];
         float* to = nullptr;
         bool add = false, streamed = false;
-        const auto epilogue = [&to, &add, &streamed, IC](int m, int first, auto columns, const float* sums) {
+        const auto epilogue = [&to, &add, &streamed, IC, scale](int m, int first, auto columns, const float* sums) {
             float* row = to + (size_t)m * IC + first;
-            if (add) put(false, row, columns, [=](int i, auto there) { return load(row + i, there) + load(sums + i); });
-            else put(streamed, row, columns, [=](int i, auto) { return load(sums + i); });
+            if (add) put(false, row, columns, [=](int i, auto there) { return load(row + i, there) + scale * load(sums + i); });
+            else put(streamed, row, columns, [=](int i, auto) { return scale * load(sums + i); });
         };
         PendingEpilogue pending(finished_by(epilogue));
         int turn = 0;
@@ -208,8 +213,8 @@ void columns_times_each(Ctx& ctx, const MatrixUnit<E>& unit, const StackedRows& 
 }
 
 inline void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight, const ExpertRows& dout, const ExpertRows& inp,
-                                          const ExpertGroups& groups, int IC, int OC, Acc acc) {
-    on_unit(ctx, [&](const auto& unit) { columns_times_each(ctx, unit, dweight, dout, inp, groups, IC, OC, acc); });
+                                          const ExpertGroups& groups, int IC, int OC, Acc acc, float scale) {
+    on_unit(ctx, [&](const auto& unit) { columns_times_each(ctx, unit, dweight, dout, inp, groups, IC, OC, acc, scale); });
 }
 
 }  // namespace gemm

@@ -8,36 +8,105 @@
 #include "model_memory.h"
 #include "pass.h"
 
+// ---- experts in FP8 ---------------------------------------------------------------------------------------------------------
+
+// Experts multiply the numbers of FP8 codes in floatX, which is exact: the same arithmetic as products of codes, whose sums of
+// an expert's rows, of any number, tensor cores would have to pad. Numbers are made before each product, from tensors that are
+// kept as in bf16. Each of the six tensors of fc1 and fc2 has one scale for all experts; rows are measured before they are
+// sent to experts, so that scales do not depend on the layout.
+
+// Rows of experts: of the mixture's input or output, or slots.
+inline FilledRows filled_rows(const ExpertRows& x, const MixtureShape& shape, const ExpertGroups& groups, int columns) {
+    if (x.choices) return {shape.N(), columns};
+    return {groups.slots, columns, groups.offsets + groups.E};
+}
+inline void scale_of_slots(const Pass& p, const Linear& l, const Fp8Tensor& t, const ExpertRows& x, const FilledRows& rows) {
+    if (x.choices) return;  // rows_for_experts measured them
+    scale_of_experts(p, l, t, [&](float* amax) { be::absolute_max_of_rows(p.ctx, amax, x.x, rows); });
+}
+inline const floatX* numbers_of(const Pass& p, const Fp8Tensor& t, floatX* to, const floatX* x, const FilledRows& rows) {
+    Fp8Training& f = p.m.fp8;
+    be::fp8_numbers(p.ctx, to, x, rows, t.scale, t.format);
+    if (!f.counts.empty()) count_numbers(p.ctx, f.counts[t.index], to, rows, t.format);
+    return to;
+}
+// The numbers of a factor's rows; factor: 0 input, 1 gradient of the output.
+inline ExpertRows in_fp8(const Pass& p, const Fp8Tensor& t, int factor, const ExpertRows& x, const FilledRows& rows) {
+    return {numbers_of(p, t, p.m.a.fp8_experts[factor], x.x, rows), x.choices, x.K};
+}
+inline const floatX* weights_in_fp8(const Pass& p, const Linear& l) {
+    return numbers_of(p, l.fp8_w, p.m.a.fp8_expert_weights, l.w, {l.tensor->rows, l.tensor->cols});
+}
+inline Fp8Scales scales_of(const Fp8Tensor& a, const Fp8Tensor& b) { return {&a.inverse->value, &b.inverse->value}; }
+
 // ---- experts ----------------------------------------------------------------------------------------------------------------
 
 // One of the two matrices of all experts, with its adapters.
 inline void expert_layer_forward(const Pass& p, const Linear& l, floatX* out, const ExpertRows& inp, const ExpertBias& bias,
                                  const Routing& routing) {
     const MixtureShape shape = p.experts(l.block);
-    be::expert_linear_forward(p.ctx, out, inp, l.w, bias, routing.groups(shape), l.in, l.out, Acc::Set);
+    const ExpertGroups groups = routing.groups(shape);
+    const FilledRows rows = filled_rows(inp, shape, groups, l.in);
+    scale_of_slots(p, l, l.fp8_inp, inp, rows);
+    if (p.fp8(l.block)) {
+        const ExpertRows x = in_fp8(p, l.fp8_inp, 0, inp, rows);
+        be::fp8_expert_linear_forward(p.ctx, out, x, weights_in_fp8(p, l), scales_of(l.fp8_inp, l.fp8_w), bias, groups, l.in,
+                                      l.out);
+    } else {
+        be::expert_linear_forward(p.ctx, out, inp, l.w, bias, groups, l.in, l.out, Acc::Set);
+    }
     if (l.lora) p.m.lora.experts_forward(p.ctx, *l.lora, out, inp, routing, shape, p.adapter_dropout(l));
+}
+// The products of backward, of the numbers of dout. With current scaling the input gets its scale of forward again.
+inline void expert_weight_in_fp8(const Pass& p, const Linear& l, const ExpertRows& dout, const ExpertRows& inp,
+                                 const FilledRows& inp_rows, const ExpertGroups& groups) {
+    scale_of_slots(p, l, l.fp8_inp, inp, inp_rows);
+    const ExpertRows x = in_fp8(p, l.fp8_inp, 0, inp, inp_rows);
+    add_weight_gradient(p, l, [&](const Elements& dw, int row, int rows, Acc acc) {
+        be::fp8_expert_linear_backward_weight(p.ctx, {(real*)dw.data, row, rows}, dout, x, scales_of(l.fp8_dout, l.fp8_inp),
+                                              groups, l.in, l.out, acc);
+    });
+}
+inline void expert_input_in_fp8(const Pass& p, const Linear& l, floatX* dinp, const ExpertRows& dout,
+                                const ExpertGroups& groups) {
+    be::fp8_expert_linear_backward_input(p.ctx, dinp, dout, weights_in_fp8(p, l), scales_of(l.fp8_dout, l.fp8_w), groups, l.in,
+                                         l.out);
 }
 // Sets dinp, and adds to the gradients of the weight or of its adapters.
 inline void expert_layer_backward(const Pass& p, const Linear& l, floatX* dinp, const ExpertRows& dout, const ExpertRows& inp,
                                   const Routing& routing) {
     const MixtureShape shape = p.experts(l.block);
     const ExpertGroups groups = routing.groups(shape);
-    if (l.dw)
-        add_weight_gradient(p, l, [&](const Elements& dw, int row, int rows, Acc acc) {
-            be::expert_linear_backward_weight(p.ctx, {(real*)dw.data, row, rows}, dout, inp, groups, l.in, l.out, acc);
-        });
-    be::expert_linear_backward_input(p.ctx, dinp, dout, l.w, groups, l.in, l.out, Acc::Set);
+    const FilledRows dout_rows = filled_rows(dout, shape, groups, l.out);
+    scale_of_slots(p, l, l.fp8_dout, dout, dout_rows);
+    if (p.fp8(l.block)) {
+        const ExpertRows numbers = in_fp8(p, l.fp8_dout, 1, dout, dout_rows);
+        if (l.dw) expert_weight_in_fp8(p, l, numbers, inp, filled_rows(inp, shape, groups, l.in), groups);
+        expert_input_in_fp8(p, l, dinp, numbers, groups);
+    } else {
+        if (l.dw)
+            add_weight_gradient(p, l, [&](const Elements& dw, int row, int rows, Acc acc) {
+                be::expert_linear_backward_weight(p.ctx, {(real*)dw.data, row, rows}, dout, inp, groups, l.in, l.out, acc);
+            });
+        be::expert_linear_backward_input(p.ctx, dinp, dout, l.w, groups, l.in, l.out, Acc::Set);
+    }
     if (l.lora)
         p.m.lora.experts_backward(p.ctx, *l.lora, dinp, dout, inp, routing, shape, p.adapter_dropout(l), acc_of_products(p));
 }
 
-// The rows that the experts of this rank process, from `own` (N, C); null stays null.
-inline ExpertRows rows_for_experts(const Pass& p, const Block& b, const MlpActivations& s, const floatX* own) {
+// The rows that the experts of this rank process, from `own` (N, C); null stays null. t: their tensor in FP8.
+inline ExpertRows rows_for_experts(const Pass& p, const Block& b, const MlpActivations& s, const Fp8Tensor& t,
+                                   const floatX* own) {
+    if (own) {
+        const size_t n = (size_t)p.N() * p.m.c.C;
+        scale_of_experts(p, b.fc1(), t, [&](float* amax) { be::absolute_max(p.ctx, amax, own, n); });
+    }
     return {own ? gather_for_experts(p, b, s, own) : nullptr, routing_of_experts(p, s).choices, p.m.c.mixture.topk};
 }
 inline void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
     const Routing& routing = routing_of_experts(p, s);
-    expert_layer_forward(p, b.fc1(), s.fc1, rows_for_experts(p, b, s, all_inp), {b.fc1().b}, routing);
+    const Linear& l = b.fc1();
+    expert_layer_forward(p, l, s.fc1, rows_for_experts(p, b, s, l.fp8_inp, all_inp), {l.b}, routing);
 }
 inline ExpertBias fc2_bias(const Pass& p, const Block& b, const Routing& routing) {
     return {on_first_tp_rank(p, b.fc2().b), routing.weights, routing.choices};
@@ -106,7 +175,15 @@ inline MixtureShape shape_of_gate(const Pass& p) {
     const MixtureShape shape = p.mixture();
     return {shape.B, shape.T, 1, 1};
 }
+// In FP8 it is a mixture of one expert, whose tensors have the other experts' scales.
+inline ExpertGroups one_group(const Pass& p) { return {p.m.a.one_group, 1, p.N()}; }
+inline void shared_forward_in_fp8(const Pass& p, const Linear& l, floatX* out, const floatX* inp, const ExpertBias& bias) {
+    const ExpertRows x = in_fp8(p, l.fp8_inp, 0, {inp}, {p.N(), l.in});
+    be::fp8_expert_linear_forward(p.ctx, out, x, weights_in_fp8(p, l), scales_of(l.fp8_inp, l.fp8_w), bias, one_group(p), l.in,
+                                  l.out);
+}
 inline void shared_fc1_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s, const floatX* all_inp) {
+    if (p.fp8(e.fc1.block)) return shared_forward_in_fp8(p, e.fc1, s.fc1, all_inp, {e.fc1.b});  // input as the others
     be::linear_forward(p.ctx, s.fc1, all_inp, e.fc1.w, e.fc1.b, p.N(), e.fc1.in, e.fc1.out);
 }
 inline void shared_activation_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s) {
@@ -128,6 +205,12 @@ inline void shared_hidden_forward(const Pass& p, const SharedExpert& e, const Sh
 inline void shared_fc2_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s, floatX* out) {
     const Linear& l = e.fc2;
     const floatX* const bias = on_first_tp_rank(p, l.b);
+    scale_of_slots(p, l, l.fp8_inp, {s.act}, {p.N(), l.in});
+    if (p.fp8(l.block)) {
+        const Routing& gate = s.gate;
+        return shared_forward_in_fp8(p, l, out, s.act,
+                                     e.gate.w ? ExpertBias{bias, gate.weights, gate.choices} : ExpertBias{bias});
+    }
     if (!e.gate.w || !bias) return be::linear_forward(p.ctx, out, s.act, l.w, bias, p.N(), l.in, l.out);
     be::expert_linear_forward(p.ctx, out, {s.act}, l.w, {bias, s.gate.weights, s.gate.choices}, s.gate.groups(shape_of_gate(p)),
                               l.in, l.out, Acc::Set);
@@ -149,8 +232,15 @@ inline void shared_output_backward(const Pass& p, const SharedExpert& e, const S
     const Linear& l = e.fc2;
     const Activation activation = p.m.c.activation;
     real* const db = p.cut_rows() ? on_first_tp_rank(p, l.db) : l.db;  // as in fc2_bias_backward
-    if (l.dw) add_gradients(p, l, e.gate.w ? nullptr : db, dout, s.act);
-    be::linear_backward_input(p.ctx, a.dact, dout, l.w, p.N(), l.in, l.out);
+    if (p.fp8(l.block)) {
+        const ExpertRows numbers = in_fp8(p, l.fp8_dout, 1, {dout}, {p.N(), l.out});  // with the scale of the others'
+        if (db && !e.gate.w) be::bias_backward(p.ctx, db, dout, p.N(), l.out);
+        if (l.dw) expert_weight_in_fp8(p, l, numbers, {s.act}, {p.N(), l.in}, one_group(p));
+        expert_input_in_fp8(p, l, a.dact, numbers, one_group(p));
+    } else {
+        if (l.dw) add_gradients(p, l, e.gate.w ? nullptr : db, dout, s.act);
+        be::linear_backward_input(p.ctx, a.dact, dout, l.w, p.N(), l.in, l.out);
+    }
     if (!e.gate.w) return be::activation_backward(p.ctx, a.dshared_fc1, a.dact, s.fc1, p.N(), l.in, activation);
     const MixtureShape shape = shape_of_gate(p);
     be::expert_activation_backward(p.ctx, a.dshared_fc1, a.drouting, a.dact, s.fc1, s.gate, shape, l.in, activation);
@@ -159,14 +249,30 @@ inline void shared_output_backward(const Pass& p, const SharedExpert& e, const S
     if (bias.x) be::expert_bias_backward_routing(p.ctx, a.drouting, {dout}, bias, s.gate.groups(shape), l.out);
     be::router_backward(p.ctx, a.dshared_gate, nullptr, a.drouting, s.gate, shape, gate_rule, {});
 }
+// The gradient of fc1's output in FP8; in bf16 only measured.
+inline ExpertRows shared_dfc1(const Pass& p, const Linear& l) {
+    const ExpertRows dout = {p.m.a.dshared_fc1};
+    scale_of_slots(p, l, l.fp8_dout, dout, {p.N(), l.out});
+    return p.fp8(l.block) ? in_fp8(p, l.fp8_dout, 1, dout, {p.N(), l.out}) : dout;
+}
 inline void shared_weights_backward(const Pass& p, const SharedExpert& e, const floatX* all_inp) {
-    add_gradients(p, e.fc1, e.fc1.db, p.m.a.dshared_fc1, all_inp);
+    const Linear& l = e.fc1;
+    if (p.fp8(l.block)) {
+        if (l.db) be::bias_backward(p.ctx, l.db, p.m.a.dshared_fc1, p.N(), l.out);
+        expert_weight_in_fp8(p, l, shared_dfc1(p, l), {all_inp}, {p.N(), l.in}, one_group(p));
+    } else {
+        add_gradients(p, l, l.db, p.m.a.dshared_fc1, all_inp);
+    }
     if (e.gate.w) add_router_gradient(p, e.gate, p.m.a.dshared_gate, all_inp, shape_of_gate(p));
 }
 // Adds to dinp.
 inline void shared_input_backward(const Pass& p, const SharedExpert& e, floatX* dinp) {
     const Activations& a = p.m.a;
     const Linear& l = e.fc1;
-    add_shared(p, dinp, [&](floatX* x) { be::linear_backward_input(p.ctx, x, a.dshared_fc1, l.w, p.N(), l.in, l.out); });
+    const ExpertRows dout = shared_dfc1(p, l);
+    add_shared(p, dinp, [&](floatX* x) {
+        if (p.fp8(l.block)) expert_input_in_fp8(p, l, x, dout, one_group(p));
+        else be::linear_backward_input(p.ctx, x, dout.x, l.w, p.N(), l.in, l.out);
+    });
     if (e.gate.w) be::router_backward_input(p.ctx, dinp, a.dshared_gate, e.gate.w, shape_of_gate(p), p.m.c.C);
 }

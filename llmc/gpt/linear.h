@@ -9,7 +9,7 @@
 // the residual stream: inputs of the former are gathered, sums of the latter are scattered, and in reverse in backward.
 //
 // FP8: forward and both backward products have FP8 operands. Each has one scale per tensor (fp8_state.h): known in advance
-// (delayed scaling), or computed from the tensor itself (current scaling).
+// (delayed scaling), or computed from the tensor itself (current scaling). expert_layer.h has the products of experts.
 #pragma once
 #include <cstdint>
 
@@ -119,7 +119,7 @@ inline void add_gradients(const Pass& p, const Linear& l, real* db, const floatX
 // fc1 if no norm precedes them; the output gradient of proj and fc2 is the gradient of the residual stream or passes through a
 // norm.)
 inline bool writes_fp8(const Pass& p, const Linear& l, const Fp8Tensor& t) {
-    if (!p.fp8(l.block) || p.m.fp8.current || t.operand == Operand::weight || l.lora) return false;
+    if (!p.fp8(l.block) || p.m.fp8.current || t.operand == Operand::weight || l.lora || l.of_experts) return false;
     if (t.operand == Operand::gradient) return l.matrix == Matrix::fc1;
     return l.matrix == Matrix::fc2 || (l.matrix != Matrix::proj && p.m.c.norm_before());
 }
@@ -160,12 +160,34 @@ inline void quantize_input(const Pass& p, const Linear& l, const LinearInput& in
 inline void measure(const Pass& p, const Linear& l, const Fp8Tensor& t, const floatX* x, size_t n) {
     if (p.m.fp8.measuring && p.m.fp8.blocks[l.block]) be::absolute_max(p.ctx, t.amax, x, n);
 }
+// In FP8 or before it: records the amax of a tensor of a mixture's experts, which largest(amax) raises to its own. With current
+// scaling sets the scale, for all experts and the rows of all expert-parallel ranks.
+template <class Largest>
+void scale_of_experts(const Pass& p, const Linear& l, const Fp8Tensor& t, Largest largest) {
+    Fp8Training& f = p.m.fp8;
+    if (!(f.on || f.measuring) || !f.blocks[l.block]) return;
+    largest(t.amax);
+    if (!f.on || !f.current) return;
+    be::clear(p.ctx, f.now, sizeof *f.now);
+    largest(f.now);
+    for (be::Comm* ranks : {&p.m.ranks->tp, &p.m.ranks->ep}) be::all_reduce_max(p.ctx, *ranks, f.now, 1);
+    be::set_scale(p.ctx, t.scale, &t.inverse->value, f.now, t.format, f.recipe.margin);
+}
 // Quantizes or measures a block's weights, once per step.
 inline void prepare_weights(const Pass& p, int block) {
     Fp8Training& f = p.m.fp8;
     if (!(f.on || f.measuring) || !f.blocks[block] || f.prepared[block]) return;
     f.prepared[block] = true;
     for (const Linear& l : p.m.blocks[block].linears) {
+        if (l.of_experts) {
+            const SharedExpert& shared = p.m.blocks[block].shared;
+            const Linear* also = !shared.exists() ? nullptr : l.matrix == Matrix::fc1 ? &shared.fc1 : &shared.fc2;
+            scale_of_experts(p, l, l.fp8_w, [&](float* amax) {
+                be::absolute_max(p.ctx, amax, l.w, l.tensor->size());
+                if (also) be::absolute_max(p.ctx, amax, also->w, also->tensor->size());
+            });
+            continue;
+        }
         measure(p, l, l.fp8_w, l.w, (size_t)l.out * l.in);
         if (f.on) quantize(p, l, l.fp8_w, l.fp8_w.codes(l.fp8, l.fp8_t), l.fp8_w.inverse, l.w, l.out, l.in);
     }

@@ -136,6 +136,8 @@ struct Activations {
     real* head_sums;                                  // (2, N) of each row's queries and keys, if tp shards their one norm
     PreferenceSums pair_sums;                         // over pairs of answers, since the last clear (DPO)
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8 codes: all rows; transposed inputs and gradients
+    int* one_group;                                   // 0 and N: all rows have the same expert, the shared one
+    floatX *fp8_experts[2], *fp8_expert_weights;      // numbers of codes: both factors of experts' rows; all experts' weights
     floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
     LossSums* sums;                                   // over all rows through the head since the last clear
     floatX* branch_out;  // (Nl, C) output of attention or MLP, added to the residual stream; its gradient
@@ -187,6 +189,7 @@ struct Linear {
     int block;                           // index on this rank
     int in, out;                         // columns and rows of w; in a mixture of one expert's
     const TensorSpec* tensor;            // of w
+    bool of_experts;                     // fc1 or fc2 of a mixture
     const floatX *w, *b;                 // (out, in) (out); b null: the family has no biases
     std::vector<QuantizedRows> coded;    // w, if it is quantized; w is then null
     real *dw, *db;                       // gradients as ops write them; null: frozen

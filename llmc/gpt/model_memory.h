@@ -34,9 +34,10 @@ inline MixtureShape largest_mixture(const Model& m, size_t N) {
 // Slots of a mixture for N rows. In the worst case all rows choose this rank's experts.
 inline size_t mixture_slots(const Model& m, size_t N) { return m.c.mixture.on() ? (size_t)largest_mixture(m, N).slots() : 0; }
 
-// Elements of the activations of a layer's MLP, whose kind this is, for N rows on this rank; or the largest of several layers.
+// Elements of the activations of a layer's MLP, of this kind, for N rows on this rank; or the largest of several layers, which
+// may be of both kinds.
 struct MlpSizes {
-    bool mixture;
+    bool dense, mixture;
     size_t fc1, act;
     size_t shared_fc1, shared_act;  // of the shared expert
 };
@@ -44,14 +45,15 @@ inline MlpSizes mlp_sizes(const Model& m, size_t N, bool mixture) {
     const int F = (mixture ? m.c.expert_width() : m.c.F) / m.local.tp_size;
     const size_t rows = mixture ? mixture_slots(m, N) : N;
     const int shared = mixture ? m.c.mixture.shared / m.local.tp_size : 0;
-    return {mixture, rows * (size_t)m.c.F1(F), rows * (size_t)F, N * (size_t)m.c.F1(shared), N * (size_t)shared};
+    return {!mixture, mixture, rows * (size_t)m.c.F1(F), rows * (size_t)F, N * (size_t)m.c.F1(shared), N * (size_t)shared};
 }
 // The sizes of the buffers that all layers of the model share.
 inline MlpSizes largest_mlp(const Model& m, size_t N) {
     const int mixtures = m.c.mixtures();
     if (mixtures == 0 || mixtures == m.c.L) return mlp_sizes(m, N, mixtures > 0);
     const MlpSizes dense = mlp_sizes(m, N, false), mixture = mlp_sizes(m, N, true);
-    return {true, std::max(dense.fc1, mixture.fc1), std::max(dense.act, mixture.act), mixture.shared_fc1, mixture.shared_act};
+    return {
+        true, true, std::max(dense.fc1, mixture.fc1), std::max(dense.act, mixture.act), mixture.shared_fc1, mixture.shared_act};
 }
 
 // visit(elements, kept, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks.
@@ -77,6 +79,11 @@ inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&
         visit(ranks * N * K, Kept::unless_full, r.weights...);
         sorted(ranks, E, K, r...);
     };
+    // Experts multiply in FP8 without keeping codes (expert_layer.h).
+    const auto input_of_mlp = [&](size_t n, Kept kept, auto&... inp) {
+        if (mlp.dense) visit(n, kept, inp...);
+        else visit(n, kept, inp.bf16...);
+    };
     visit(Nl * C, of_norm, s.norm1...);
     visit(N * m.local.QKVl, Kept::unless_full, s.qkv...);
     for (int k = 0; m.c.qk_norm != QkNorm::none && k < 2; k++) {
@@ -86,7 +93,7 @@ inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&
     }
     visit(N * m.local.NHl * m.c.HS(), Kept::unless_full, s.att...);
     visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
-    visit(Nl * C, of_norm, s.norm2...);
+    input_of_mlp(Nl * C, of_norm, s.norm2...);
     if (mlp.mixture) {
         const size_t topk = (size_t)m.c.mixture.topk, ep = (size_t)m.ranks->mesh.ep.size;
         visit(N * experts, Kept::unless_full, s.mlp.routing.logits...);
@@ -103,7 +110,7 @@ inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&
         visit(mlp.shared_act, Kept::unless_selective, s.mlp.shared.act...);
     }
     visit(mlp.fc1, Kept::unless_mlp, s.mlp.fc1...);
-    visit(mlp.act, Kept::unless_selective, s.mlp.act...);
+    input_of_mlp(mlp.act, Kept::unless_selective, s.mlp.act...);
     if (m.c.norm_before()) {
         statistics(s.stats1...);
         statistics(s.stats2...);
@@ -145,7 +152,8 @@ inline void plan_linears(Model& m, bool fp8) {
             const TensorSpec& w = *specs.weight_and_bias(matrix).first;
             Linear& l = m.blocks[i][matrix];
             set_sizes(l, matrix, i, w);
-            if (!fp8 || !m.fp8.blocks[i]) continue;
+            l.of_experts = specs.router_w && (matrix == Matrix::fc1 || matrix == Matrix::fc2);
+            if (!fp8 || !m.fp8.blocks[i] || l.of_experts) continue;
             m.arena.add("FP8 weights", &l.fp8, w.size());
             if (m.fp8.keeps_transposes) m.arena.add("FP8 weights", &l.fp8_t, w.size());
         }
@@ -187,7 +195,7 @@ inline void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) 
 inline void plan_block(Model& m, BlockActivations& s, bool mixture, Recompute recompute, bool fp8) {
     const char* const purpose = "activations: kept per block";
     const auto plan = [&](size_t count, Kept kept, auto& tensor) {
-        const Storage storage(kept, recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
+        const Storage storage(kept, recompute, fp8 && fp8_of(tensor), m.c.lora.on(), m.fp8.after_bf16);
         if (storage.own_bf16) m.arena.add(purpose, &bf16_of(tensor), count);
         if (uint8_t** fp8_codes = fp8_of(tensor); fp8_codes && storage.own_fp8) m.arena.add(purpose, fp8_codes, count);
     };
@@ -219,7 +227,7 @@ inline void plan_activations(Model& m, bool fp8) {
         }
     const char* const shared = "activations: shared block";
     const auto plan_shared = [&](size_t count, Kept kept, auto& tensor) {
-        const Storage storage(kept, m.recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
+        const Storage storage(kept, m.recompute, fp8 && fp8_of(tensor), m.c.lora.on(), m.fp8.after_bf16);
         if (storage.shared_bf16) arena.add(shared, &bf16_of(tensor), count);
         if (uint8_t** fp8_codes = fp8_of(tensor); fp8_codes && storage.shared_fp8) arena.add(shared, fp8_codes, count);
     };
@@ -253,17 +261,31 @@ inline void plan_activations(Model& m, bool fp8) {
 // Plans scratch memory for codes, and the scales of all tensors.
 inline void plan_fp8(Model& m) {
     const size_t N = (size_t)m.a.B * m.a.T;
-    const size_t widest = N * (size_t)std::max({m.c.C, m.local.QKVl, m.c.F1() / m.local.tp_size, m.local.NHl * m.c.HS()});
+    const int dense = m.c.mixtures() < m.c.L ? m.c.F1() / m.local.tp_size : 0;
+    const size_t widest = N * (size_t)std::max({m.c.C, m.local.QKVl, dense, m.local.NHl * m.c.HS()});
     for (uint8_t** scratch : {&m.a.fp8_codes, &m.a.fp8_inputs, &m.a.fp8_gradients})
         m.arena.add("activations: shared block", scratch, widest);
     for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) m.arena.add("FP8 weights", numbers, m.fp8.tensors());
     m.arena.add("FP8 weights", &m.fp8.inverse, m.fp8.tensors());
     m.arena.add("FP8 weights", &m.fp8.now, 1);
-    size_t largest = 0;
-    for (const Block& b : m.blocks)
-        for (const Linear& l : b.linears)
-            if (m.fp8.blocks[(size_t)l.block]) largest = std::max(largest, (size_t)l.in * l.out);
+    size_t largest = 0, of_experts = 0;
+    for (const Block& b : m.blocks) {
+        if (!m.fp8.blocks[(size_t)b.fc1().block]) continue;
+        for (const Linear& l : b.linears) {
+            size_t& size = l.of_experts ? of_experts : largest;
+            size = std::max(size, l.tensor->size());
+        }
+        if (b.shared.exists()) of_experts = std::max({of_experts, b.shared.fc1.tensor->size(), b.shared.fc2.tensor->size()});
+    }
     if (!m.fp8.keeps_transposes) m.arena.add("FP8 weights", &m.fp8.transposed, largest);
+    if (of_experts) {
+        const MlpSizes mlp = mlp_sizes(m, N, true);
+        const size_t rows = (size_t)m.dispatching_ranks() * N * (size_t)m.c.C;
+        m.arena.add("FP8 weights", &m.a.fp8_expert_weights, of_experts);
+        m.arena.add("activations: shared block", &m.a.fp8_experts[0], std::max({rows, mlp.act, mlp.shared_act}));
+        m.arena.add("activations: shared block", &m.a.fp8_experts[1], std::max({rows, mlp.fc1, mlp.shared_fc1}));
+        if (m.c.mixture.shared) m.arena.add("activations: shared block", &m.a.one_group, 2);
+    }
     m.fp8.prepared.assign(m.fp8.blocks.size(), false);
 }
 
@@ -364,6 +386,14 @@ inline void bind_linears(Model& m) {
         b.shared.fc2.db = g.shared_fc2_b;
         b.sinks = p.sinks;
         b.dsinks = unused ? unused : g.sinks;
+        const auto bind_fp8 = [&](Linear& l) {
+            if (!m.fp8.scale) return;
+            l.fp8_inp = m.fp8.tensor(l.block, l.matrix, Operand::input);
+            l.fp8_w = m.fp8.tensor(l.block, l.matrix, Operand::weight);
+            l.fp8_dout = m.fp8.tensor(l.block, l.matrix, Operand::gradient);
+        };
+        for (Linear* l : {&b.shared.fc1, &b.shared.fc2})
+            if (l->tensor) bind_fp8(*l);
         for (Linear& l : b.linears) {
             std::tie(l.w, l.b) = p.weight_and_bias(l.matrix);
             std::tie(l.dw, l.db) = g.weight_and_bias(l.matrix);
@@ -373,10 +403,7 @@ inline void bind_linears(Model& m) {
                     l.coded.push_back({{r.format, m.frozen->quantized + l.tensor->offset + r.offset}, r.row, r.rows});
                 l.w = nullptr;
             }
-            if (!m.fp8.scale) continue;
-            l.fp8_inp = m.fp8.tensor(l.block, l.matrix, Operand::input);
-            l.fp8_w = m.fp8.tensor(l.block, l.matrix, Operand::weight);
-            l.fp8_dout = m.fp8.tensor(l.block, l.matrix, Operand::gradient);
+            bind_fp8(l);
         }
     }
     m.embedding_norm = norm(m.p.emb_norm_w, m.p.emb_norm_b, m.g.emb_norm_w, m.g.emb_norm_b);
@@ -388,7 +415,7 @@ inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
     BlockActivations& s = in.blocks[i];
     const bool fp8 = m.fp8.recipe.on && m.recompute != Recompute::inference && m.fp8.blocks[(size_t)in.first_block + i];
     const auto share = [&](size_t, Kept kept, auto& own, auto& shared) {
-        const Storage storage(kept, m.recompute_of((int)i), fp8, m.c.lora.on(), m.fp8.after_bf16);
+        const Storage storage(kept, m.recompute_of((int)i), fp8 && fp8_of(own), m.c.lora.on(), m.fp8.after_bf16);
         if (uint8_t** fp8_codes = fp8_of(own); fp8_codes && !*fp8_codes)
             *fp8_codes = storage.fp8_in_bf16 ? (uint8_t*)bf16_of(own) : *fp8_of(shared);
         if (!bf16_of(own)) bf16_of(own) = bf16_of(shared);

@@ -154,6 +154,8 @@ inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     to.gradients = Acc::Add;
     to.drops = false;
     to.own_rows = false;
+    const int one_group[] = {0, to.N()};
+    if (m.a.one_group) be::upload(ctx, m.a.one_group, one_group, sizeof one_group);
     const Pass pass = {ctx, m, to};
     CHECK((size_t)pass.local_rows() <= planned_rows(m, (size_t)m.a.B * m.a.T), "%d x %d rows", to.B, to.T);
     return pass;

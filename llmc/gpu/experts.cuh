@@ -625,27 +625,57 @@ inline void router_backward_bias(Ctx& ctx, real* dbias, const real* dlogits, con
     detail::add_rows(ctx, dbias, nullptr, nullptr, dlogits, shape.N(), shape.E);
 }
 
+namespace detail {
+inline void experts_forward(Ctx& ctx, const Sums<floatX>& out, const ExpertRows& inp, const floatX* weight,
+                            const ExpertGroups& groups, int IC) {
+    grouped_product<false, false>(ctx, out, factor_of(inp, groups, IC), {weight, IC},
+                                  TilesOfExperts{groups, IC, (size_t)out.columns * IC});
+}
+inline void experts_backward_input(Ctx& ctx, const Sums<floatX>& dinp, const ExpertRows& dout, const floatX* weight,
+                                   const ExpertGroups& groups, int OC) {
+    grouped_product<false, true>(ctx, dinp, factor_of(dout, groups, OC), {weight, dinp.columns},
+                                 TilesOfExperts{groups, OC, (size_t)OC * dinp.columns});
+}
+inline void experts_backward_weight(Ctx& ctx, const StackedRows& dweight, const ExpertRows& dout, const ExpertRows& inp,
+                                    const Fp8Scales& scales, const ExpertGroups& groups, int IC, int OC, Acc acc) {
+    CHECK(dweight.row % OC == 0 ? dweight.rows <= OC || dweight.rows % OC == 0 : dweight.row % OC + dweight.rows <= OC,
+          "rows %d .. %d of experts of %d rows", dweight.row, dweight.row + dweight.rows, OC);
+    grouped_product<true, true>(ctx, Sums<real>{dweight.x, IC, acc == Acc::Add, {}, scales}, factor_of(dout, groups, OC),
+                                factor_of(inp, groups, IC), TilesOfMatrices{groups.offsets, dweight.row, dweight.rows, OC});
+}
+}  // namespace detail
+
 inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertBias& bias,
                                   const ExpertGroups& groups, int IC, int OC, Acc acc) {
-    using namespace detail;
-    grouped_product<false, false>(ctx, Sums<floatX>{out, OC, acc == Acc::Add, bias}, factor_of(inp, groups, IC), {weight, IC},
-                                  TilesOfExperts{groups, IC, (size_t)OC * IC});
+    detail::experts_forward(ctx, {out, OC, acc == Acc::Add, bias}, inp, weight, groups, IC);
 }
 
 inline void expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
                                          const ExpertGroups& groups, int IC, int OC, Acc acc) {
-    using namespace detail;
-    grouped_product<false, true>(ctx, Sums<floatX>{dinp, IC, acc == Acc::Add}, factor_of(dout, groups, OC), {weight, IC},
-                                 TilesOfExperts{groups, OC, (size_t)OC * IC});
+    detail::experts_backward_input(ctx, {dinp, IC, acc == Acc::Add}, dout, weight, groups, OC);
 }
 
 inline void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight, const ExpertRows& dout, const ExpertRows& inp,
                                           const ExpertGroups& groups, int IC, int OC, Acc acc) {
-    using namespace detail;
-    CHECK(dweight.row % OC == 0 ? dweight.rows <= OC || dweight.rows % OC == 0 : dweight.row % OC + dweight.rows <= OC,
-          "rows %d .. %d of experts of %d rows", dweight.row, dweight.row + dweight.rows, OC);
-    grouped_product<true, true>(ctx, Sums<real>{dweight.x, IC, acc == Acc::Add}, factor_of(dout, groups, OC),
-                                factor_of(inp, groups, IC), TilesOfMatrices{groups.offsets, dweight.row, dweight.rows, OC});
+    detail::experts_backward_weight(ctx, dweight, dout, inp, {}, groups, IC, OC, acc);
+}
+
+// In FP8: the kernels for bf16, on the numbers of the codes.
+inline void fp8_expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight,
+                                      const Fp8Scales& scales, const ExpertBias& bias, const ExpertGroups& groups, int IC,
+                                      int OC) {
+    detail::experts_forward(ctx, {out, OC, false, bias, scales}, inp, weight, groups, IC);
+}
+
+inline void fp8_expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
+                                             const Fp8Scales& scales, const ExpertGroups& groups, int IC, int OC) {
+    detail::experts_backward_input(ctx, {dinp, IC, false, {}, scales}, dout, weight, groups, OC);
+}
+
+inline void fp8_expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight, const ExpertRows& dout,
+                                              const ExpertRows& inp, const Fp8Scales& scales, const ExpertGroups& groups,
+                                              int IC, int OC, Acc acc) {
+    detail::experts_backward_weight(ctx, dweight, dout, inp, scales, groups, IC, OC, acc);
 }
 
 inline void expert_bias_backward(Ctx& ctx, real* dbias, const ExpertRows& dout, const ExpertBias& bias,

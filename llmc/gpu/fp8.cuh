@@ -219,6 +219,36 @@ __global__ void __launch_bounds__(tile_threads) transpose_tile(uint8_t* transpos
     store_columns(transposed, tile, place, N);
 }
 
+// The number of a finite code or NaN, without denormals on the way.
+template <Fp8 format>
+__device__ __forceinline__ float number_of_code(uint32_t code) {
+    constexpr int mantissa = format == Fp8::e4m3 ? 3 : 2, bias = format == Fp8::e4m3 ? 7 : 15;
+    const uint32_t magnitude = code & 0x7f, sign = (code & 0x80) << 24;
+    constexpr float step = format == Fp8::e4m3 ? 0x1p-9f : 0x1p-16f;  // of codes below the least normal number
+    const uint32_t normal = (magnitude << (23 - mantissa)) + ((uint32_t)(127 - bias) << 23);
+    const uint32_t bits = magnitude >> mantissa ? normal : __float_as_uint((float)magnitude * step);
+    return __uint_as_float(sign | (magnitude == 0x7f ? 0x7fc00000u : bits));
+}
+template <Fp8 format>
+__global__ void __launch_bounds__(256) numbers_of_codes(floatX* out, const floatX* x, FilledRows rows, const float* scale) {
+    constexpr int width = Pack<floatX>::size;
+    const size_t n = rows.size(), step = (size_t)gridDim.x * blockDim.x * width;
+    const float factor = *scale;
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * width; i < n; i += step) {
+        Pack<floatX> pack = load(x + i);
+#pragma unroll
+        for (int k = 0; k < width; k += 4) {
+            float scaled[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) scaled[j] = (float)pack[k + j] * factor;
+            const uint32_t codes = encode_four<format>(scaled);
+#pragma unroll
+            for (int j = 0; j < 4; j++) pack[k + j] = (floatX)number_of_code<format>(codes >> 8 * j & 0xff);
+        }
+        store(out + i, pack);
+    }
+}
+
 __global__ void __launch_bounds__(256) largest_of(float* amax, const floatX* x, size_t n, size_t n_packs) {
     constexpr int width = Pack<floatX>::size, unroll = 4;
     const size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (size_t)gridDim.x * blockDim.x;
@@ -240,6 +270,25 @@ __global__ void __launch_bounds__(256) largest_of(float* amax, const floatX* x, 
     }
     for (size_t i = n_packs * width + thread; i < n; i += threads) largest = larger_finite(largest, (float)x[i]);
     raise_amax(amax, largest);
+}
+
+__global__ void __launch_bounds__(256) largest_of_rows(float* amax, const floatX* x, FilledRows rows) {
+    constexpr int width = Pack<floatX>::size;
+    const size_t n = rows.size(), step = (size_t)gridDim.x * blockDim.x * width;
+    float largest = 0;
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * width; i < n; i += step) {
+        const Pack<floatX> pack = load(x + i);
+#pragma unroll
+        for (int k = 0; k < width; k++) largest = larger_finite(largest, (float)pack[k]);
+    }
+    raise_amax(amax, largest);
+}
+// As many blocks as fill the GPU once, of packs of the rows that there may be.
+inline unsigned blocks_for_rows(const Ctx& ctx, const FilledRows& rows, const floatX* x, const floatX* out) {
+    CHECK(rows.columns % 16 == 0 && aligned_16(x, out), "FP8 numbers of rows of %d columns at %p", rows.columns,
+          (const void*)x);
+    const size_t packs = (size_t)rows.rows * (size_t)rows.columns / Pack<floatX>::size;
+    return (unsigned)std::min(ceil_div(packs, (size_t)256), (size_t)ctx.multiprocessors * 8);
 }
 
 __global__ void scale_of(float* scale, float* inverse, const float* amax, Fp8 format, int margin) {
@@ -266,6 +315,17 @@ inline void absolute_max(Ctx& ctx, float* amax, const floatX* x, size_t n) {
     const size_t n_packs = aligned_16(x) ? n / Pack<floatX>::size : 0;
     const size_t wanted = ceil_div(n_packs ? n_packs : n, (size_t)256 * 4);  // as many blocks as fill the GPU once
     LAUNCH(detail::largest_of, (unsigned)std::min(wanted, (size_t)ctx.multiprocessors * 8), 256, 0, ctx, amax, x, n, n_packs);
+}
+
+inline void absolute_max_of_rows(Ctx& ctx, float* amax, const floatX* x, const FilledRows& rows) {
+    if (const unsigned blocks = detail::blocks_for_rows(ctx, rows, x, x))
+        LAUNCH(detail::largest_of_rows, blocks, 256, 0, ctx, amax, x, rows);
+}
+
+inline void fp8_numbers(Ctx& ctx, floatX* out, const floatX* x, const FilledRows& rows, const float* scale, Fp8 format) {
+    const auto kernel = format == Fp8::e4m3 ? detail::numbers_of_codes<Fp8::e4m3> : detail::numbers_of_codes<Fp8::e5m2>;
+    if (const unsigned blocks = detail::blocks_for_rows(ctx, rows, x, out))
+        LAUNCH(kernel, blocks, 256, 0, ctx, out, x, rows, scale);
 }
 
 inline void set_scale(Ctx& ctx, float* scale, float* inverse, const float* amax, Fp8 format, int margin) {

@@ -44,16 +44,20 @@ inline Factor<floatX> factor_of(const ExpertRows& rows, const ExpertGroups& grou
     return {rows.x, columns, rows.choices, K == 1 ? 0 : (uint32_t)ceil_div(most, K)};
 }
 
-// The result: numbers are set or added to.
+// The result: numbers are set or added to. Sums start at the bias, unless they are scaled: then it is added to them.
 template <class T>
 struct Sums {
     T* x;
     int columns;
     bool add;
     ExpertBias bias = {};
-    // The initial value of a sum.
-    __device__ __forceinline__ float start(int expert, int row, int column) const {
+    Fp8Scales scales = {};
+    __device__ __forceinline__ bool starts_at_bias() const { return bias.x && !scales.a; }
+    __device__ __forceinline__ float bias_of(int expert, int row, int column) const {
         return bias.factor(row) * (float)bias.x[(size_t)expert * columns + column];
+    }
+    __device__ __forceinline__ float scaled(float sum, float scale, int expert, int row, int column) const {
+        return bias.x ? sum * scale + bias_of(expert, row, column) : sum * scale;
     }
 };
 
@@ -150,13 +154,13 @@ __global__ void __launch_bounds__(256) simple_product_kernel(Sums<Result> result
     if (!tiles.template find<simple_tile>(t, result.columns)) return;
     const int column = grid_column(result.columns, simple_tile) * simple_tile, x = threadIdx.x % 16, y = threadIdx.x / 16;
     float sum[4][4] = {};
-    if (result.bias.x) {
+    if (result.starts_at_bias()) {
 #pragma unroll
         for (int m = 0; m < 4; m++)
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 const int i = t.row + y + 16 * m, j = column + x + 16 * n;
-                if (i < t.rows_end && j < result.columns) sum[m][n] = result.start(t.expert, i, j);
+                if (i < t.rows_end && j < result.columns) sum[m][n] = result.bias_of(t.expert, i, j);
             }
     }
     for (int k = t.k; k < t.k_end; k += simple_k) {
@@ -177,6 +181,7 @@ __global__ void __launch_bounds__(256) simple_product_kernel(Sums<Result> result
         for (int n = 0; n < 4; n++) {
             const int i = t.row + y + 16 * m, j = column + x + 16 * n;
             if (i >= t.rows_end || j >= result.columns) continue;
+            if (result.scales.a) sum[m][n] = result.scaled(sum[m][n], result.scales.product(), t.expert, i, j);
             Result* to = result.x + t.result + (int64_t)i * result.columns + j;
             *to = (Result)(result.add ? (float)*to + sum[m][n] : sum[m][n]);
         }
@@ -338,10 +343,10 @@ __device__ __forceinline__ void store_results(const Sums<float>& result, const P
         }
 }
 
-// c = the biases of the numbers that store_results stores.
-template <class T>
-__device__ __forceinline__ void start_sums(float (&c)[4][8][4], const Sums<T>& result, const ProductTile& t, int row,
-                                           int column) {
+// c = f(c, row, column) for the numbers that store_results stores.
+template <class T, class F>
+__device__ __forceinline__ void for_sums(float (&c)[4][8][4], const Sums<T>& result, const ProductTile& t, int row, int column,
+                                         F f) {
     const int lane = threadIdx.x % 32;
     column += lane % 4 * 2;
 #pragma unroll
@@ -351,8 +356,7 @@ __device__ __forceinline__ void start_sums(float (&c)[4][8][4], const Sums<T>& r
             const int r = row + 16 * m + i / 2 * 8 + lane / 4;
 #pragma unroll
             for (int n = 0; n < 8; n++)
-                if (r < t.rows_end && column + 8 * n < result.columns)
-                    c[m][n][i] = result.start(t.expert, r, column + 8 * n + i % 2);
+                if (r < t.rows_end && column + 8 * n < result.columns) c[m][n][i] = f(c[m][n][i], r, column + 8 * n + i % 2);
         }
 }
 
@@ -378,7 +382,9 @@ __global__ void __launch_bounds__(product_threads, 2)
 
     float c[4][8][4] = {};
     if constexpr (!a_by_k && !b_by_k)  // forward
-        if (result.bias.x) start_sums(c, result, t, t.row + row, first_column + column);
+        if (result.starts_at_bias())
+            for_sums(c, result, t, t.row + row, first_column + column,
+                     [&](float, int i, int j) { return result.bias_of(t.expert, i, j); });
     int buffer = 0;
     copy_step(0, t.k);
     copy_step(1, t.k + product_k);
@@ -389,6 +395,11 @@ __global__ void __launch_bounds__(product_threads, 2)
         add_step<a_by_k, b_by_k>(c, a_tile(buffer) + (a_by_k ? row : row * product_k),
                                  b_tile(buffer) + (b_by_k ? column : column * product_k));
         buffer = buffer == product_buffers - 1 ? 0 : buffer + 1;
+    }
+    if (result.scales.a) {
+        const float scale = result.scales.product();
+        for_sums(c, result, t, t.row + row, first_column + column,
+                 [&](float sum, int i, int j) { return result.scaled(sum, scale, t.expert, i, j); });
     }
     __syncthreads();  // all warps are done with the buffers
     store_results(result, t, t.row + row, first_column + column, c, shared + warp * 64 * 64);

@@ -38,6 +38,8 @@ struct FlopSizes {
     double fc1(int64_t width) const { return (double)C * (double)width * (gated ? 2 : 1); }
     double mlp(int64_t width) const { return fc1(width) + (double)width * (double)C; }
     double router() const { return (double)(experts + shared_gate) * (double)C; }
+    // Weights of a mixture that a row multiplies.
+    double mixture() const { return router() + (double)topk * mlp(expert_F) + mlp(shared); }
     // The sum over all layers.
     double over_layers(double dense, double mixture) const {
         return (double)(L - mixtures) * dense + (double)mixtures * mixture;
@@ -50,8 +52,7 @@ enum class AttentionCount { full, causal };
 inline double layer_products_flops(const FlopSizes& s) {
     const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS;
     const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C;
-    const double mixture = s.router() + (double)s.topk * s.mlp(s.expert_F) + s.mlp(s.shared);
-    return 2 * (L * (qkv + proj) + s.over_layers(s.mlp(s.F), mixture));
+    return 2 * (L * (qkv + proj) + s.over_layers(s.mlp(s.F), s.mixture()));
 }
 
 // FLOPs of fc1 in all layers, the product that --recompute-granularity mlp recomputes.

@@ -2,6 +2,7 @@
 // backend's memory. Fp8State (fp8_state.h) has the scales of all layers and their history. Codes are stored next to the weights
 // and activations that they encode.
 #pragma once
+#include <cmath>
 #include <vector>
 
 #include "../base/check.h"
@@ -52,7 +53,18 @@ inline size_t among_all_layers(const std::vector<int>& layers, size_t i) {
     return (size_t)layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors;
 }
 
-// Counts the elements that became zero, and those clipped to the largest number.
+// Counts the elements that became zero, and those clipped to the largest number, of codes and of the numbers of codes.
+inline void count_numbers(be::Ctx& ctx, Fp8Training::Count& count, const floatX* numbers, FilledRows rows, Fp8 format) {
+    int filled = rows.rows;
+    if (rows.filled) be::download(ctx, &filled, rows.filled, sizeof filled);
+    std::vector<floatX> host((size_t)filled * (size_t)rows.columns);
+    be::download(ctx, host.data(), numbers, host.size() * sizeof(floatX));
+    count.codes += (int64_t)host.size();
+    for (const floatX x : host) {
+        count.zero += (float)x == 0;
+        count.largest += std::abs((float)x) == fp8_max(format);
+    }
+}
 inline void count_codes(be::Ctx& ctx, Fp8Training::Count& count, const uint8_t* codes, size_t n, Fp8 format) {
     std::vector<uint8_t> host(n);
     be::download(ctx, host.data(), codes, n);

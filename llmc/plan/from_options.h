@@ -224,8 +224,6 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
         refuse_together(adapters && (has_aux || has_z), has_aux ? aux : z, o.lora_rank > 0 ? "--lora-rank" : "--prompt-tokens",
                         "adapters leave the routers as they are");
     refuse_together(!balances && has_aux, aux + format(" %g", o.moe_aux_loss_coeff), type + " none");
-    refuse_together(!o.fp8_format.empty(), "--fp8-format", mixture, "its products are not available in FP8 yet",
-                    "omit --fp8-format");
     refuse_together(o.parametrization != "standard", "--parametrization " + o.parametrization, mixture,
                     "it is not derived for experts", "omit --parametrization");
     for (const auto& [given, option] : {std::pair<bool, const char*>{o.lora_rank > 0, "--lora-rank"},
@@ -688,7 +686,9 @@ inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o
     check(c.C, "the width");
     check(n.QKVl, "a rank's part of queries, keys and values");
     check((int64_t)n.NHl * c.HS(), "a rank's part of the heads");
-    check(c.F / part.tp.size, "a rank's part of the feed-forward width");
+    if (c.mixtures() < c.L) check(c.F / part.tp.size, "a rank's part of the feed-forward width");
+    if (c.mixtures()) check(c.expert_width() / part.tp.size, "a rank's part of an expert's width");
+    check(c.mixture.shared / part.tp.size, "a rank's part of the shared expert's width");
     check((int64_t)o.micro_batch_size * (o.seq_length + o.prompt_tokens) / o.context_parallel_size,
           o.context_parallel_size > 1
               ? "the number of a rank's rows (--micro-batch-size x --seq-length / --context-parallel-size)"

@@ -56,8 +56,9 @@ struct PlanInput {
 
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = usual_efficiency, memory_gbs = 3350;
-    int capability = 90;                     // CUDA compute capability: which kernels compute attention
-    double products_speedup = 1;             // of products with weights in FP8 over bf16
+    int capability = 90;  // CUDA compute capability: which kernels compute attention
+    bool fp8 = false;
+    double products_speedup = 1;             // of products with weights in FP8 over bf16, except experts'
     int bf16_at_start = 0, bf16_at_end = 0;  // layers that are always in bf16
     bool transposes_weights = false;         // FP8 weights are transposed in each backward pass, not kept
     int node_size = 8;
@@ -283,6 +284,18 @@ inline double bytes_of_decoding(const PlanInput& in) {
     }
     const double weights = layer_products_flops(flop_sizes_of_layer(in.c, in.T, false)) / 2 / in.tp;
     return n > 0 ? weights * (bytes / n + (double)in.bytes_per_element) : 0;
+}
+// The products of experts in FP8 take bf16's time, after both factors have been read and written as numbers of codes; rows are
+// read once more for their scale.
+inline ElementwiseBytes bytes_of_fp8_experts(const PlanInput& in) {
+    if (!in.fp8 || !in.c.mixture.on()) return {};
+    const ModelConfig& c = in.c;
+    const double F = c.expert_width(), F1 = c.F1(c.expert_width()), choices = in.rows() * c.mixture.topk;
+    const double weights = 2.0 * c.mixture.experts / in.ep * c.C * (F + F1) / in.tp;
+    const double input = 2 * in.rows() * in.ep * c.C + in.rows() * c.C, act = 3 * choices * F / in.tp;
+    const double output = input, dfc1 = 3 * choices * F1 / in.tp, again = c.adapted() ? 0 : input + act;
+    const double bytes = (double)in.bytes_per_element;
+    return {bytes * (weights + input + act), bytes * (weights + output + dfc1 + again)};
 }
 // Bytes that the efficiency does not include: of rows it includes 1 / tp.
 inline ElementwiseBytes bytes_apart(const PlanInput& in, bool mixture) {

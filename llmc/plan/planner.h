@@ -94,7 +94,7 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
         const double fc1 = fc1_flops(one) * N / in.tp;
         layer[mixture] = layers_forward_flops(one, in.attention) * N / in.tp;
         products[mixture] = layer_products_flops(one) * N / in.tp;
-        weights[mixture] = layer_products_flops(one) / 2 / in.tp;
+        weights[mixture] = (layer_products_flops(one) / 2 - (mixture ? one.mixture() : 0)) / in.tp;  // with transposes in FP8
         first[mixture] = recompute_cost(in, in.recompute, mixture, layer[mixture], fc1);
         others[mixture] = recompute_cost(in, in.recompute_others, mixture, layer[mixture], fc1);
     }
@@ -239,8 +239,12 @@ inline void plan_passes(Plan& p) {
             over_layers(s.attention_again, s.mixtures_again, forward_bytes(false), forward_bytes(true));
         const ElementwiseBytes apart = {all(apart_of[0].forward, apart_of[1].forward),
                                         all(apart_of[0].backward, apart_of[1].backward)};
-        // Products with weights take the layers' time without attention and elementwise operations.
+        // Products with weights take the layers' time without attention and elementwise operations. FP8 does not shorten those
+        // of mixtures.
         const double saved = s.fp8 * (1 - 1 / in.products_speedup), attention = s.layers * attention_flops(in);
+        const double of_mixture = 2 * flop_sizes_of_layer(in.c, in.T, true).mixture() * in.rows() / in.tp;
+        const double experts = s.mixtures * of_mixture, experts_again = s.mixtures_again * of_mixture;
+        const ElementwiseBytes to_fp8 = bytes_of_fp8_experts(in);
         const auto in_layers = [&](double flops, double of_attention, double bytes) {
             return flops / rate - saved * std::max(0.0, (flops - of_attention) / rate - bytes / bandwidth);
         };
@@ -251,21 +255,23 @@ inline void plan_passes(Plan& p) {
         }
         // Others wait for the rank with the most choices; backward has two products for each of forward's, or one.
         const double late = flops_of_imbalance(in) / rate;
-        s.forward_seconds = in_layers(s.forward_flops, attention, elementwise) + s.forward_halves * half_seconds +
+        s.forward_seconds = in_layers(s.forward_flops, attention + experts, elementwise) + s.forward_halves * half_seconds +
                             s.forward_gathers * gather_seconds + s.forward_keys * key_seconds + s.layers * slow.forward +
-                            apart.forward / bandwidth + s.mixtures * late;
+                            (apart.forward + s.fp8 * s.mixtures * to_fp8.forward) / bandwidth + s.mixtures * late;
         double head = s.head_flops / rate;
         if (in.head_rows && s.head_flops > 0)
             head = std::max(head, std::ceil(in.rows() / in.head_rows) * head_bytes / (in.memory_gbs * giga));
         const double again = s.attention_again * attention_flops(in);
-        const double in_backward =
-            in_layers(s.backward_flops - s.head_flops, 2 * attention + again, elementwise_backward + elementwise_again);
+        const double in_backward = in_layers(s.backward_flops - s.head_flops,
+                                             2 * attention + (in.c.adapted() ? 1 : 2) * experts + again + experts_again,
+                                             elementwise_backward + elementwise_again);
+        const double fp8_bytes = s.fp8 * (s.mixtures * to_fp8.backward + s.mixtures_again * to_fp8.forward);
         // A micro-batch is added to gradients on the host: both directions of the link at a time, not overlapped with products.
         const double to_host = in.offloads_gradients ? s.parameters * (double)in.gradient_bytes / in.host_gbs / giga : 0;
         s.backward_seconds = in_backward + head + to_host + s.backward_halves * half_seconds - s.hidden_seconds +
                              s.backward_gathers * gather_seconds + s.backward_keys * key_seconds +
-                             (s.recomputed_bytes + s.transposed_bytes + apart.backward) / bandwidth + s.layers * slow.backward +
-                             s.attention_again * slow.forward +
+                             (s.recomputed_bytes + s.transposed_bytes + fp8_bytes + apart.backward) / bandwidth +
+                             s.layers * slow.backward + s.attention_again * slow.forward +
                              ((in.c.adapted() ? 1 : 2) * s.mixtures + s.mixtures_again) * late;
     }
 }
@@ -550,6 +556,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     if (!o.fp8_format.empty()) {
         if (!o.device_tflops && d.capability < 89)
             fail_usage("FP8 was requested for --device %s, which only supports bf16; HINT: omit FP8, or --device h100", d.name);
+        in.fp8 = true;
         in.products_speedup = o.device_fp8_speedup;
         in.transposes_weights = o.fp8_weight_transpose == "on-the-fly";
         if (o.first_last_layers_bf16) {

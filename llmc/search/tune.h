@@ -552,8 +552,6 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const MemoryOfStage& me
     check_replaceable(o.out + "/tune.html", "tune");
     LayoutProblem problem = detail::problem_of(run, memory_of_stage);
     problem.best = std::max(detail::most_files, (size_t)o.trials);
-    refuse_together(o.search_fp8 && run.c.mixture.on(), "--search-fp8", "a mixture of experts",
-                    "its products are not available in FP8 yet", "omit --search-fp8");
     problem.search_fp8 = o.search_fp8;
     detail::check_divided(problem, o);
     FoundLayouts found = search_layouts(problem);

@@ -369,6 +369,10 @@ struct Products {
     Input<floatX> x{rng.normals<floatX>((size_t)(n + more) * IC)}, dout{rng.normals<floatX>((size_t)(n + more) * OC)},
         weight{rng.normals<floatX>((size_t)E * OC * IC)}, bias{rng.normals<floatX>((size_t)E * OC)};
     Input<real> weights{rng.normals<real>((size_t)rows * K)};  // of choices
+    bool fp8 = false;                                          // sums are scaled
+    Input<float> inverse{std::vector<float>{0.37f, 2.3f}};
+    Fp8Scales scales = {inverse.p(), inverse.p() + 1};
+    double scale() const { return fp8 ? as_double(inverse[0]) * as_double(inverse[1]) : 1; }
 
     std::vector<int> different_choices() {
         std::vector<int> all(rows * K);
@@ -402,6 +406,12 @@ struct Products {
         return weighted ? ExpertBias{bias.p(), weights.p(), choices_in.p()} : ExpertBias{bias.p()};
     }
     double factor(int slot, bool weighted) const { return weighted ? as_double(weights[choices[slot]]) : 1; }
+    Dot scaled(Dot dot) const {
+        dot.sum *= scale();
+        dot.error *= scale();
+        if (fp8) dot.error += 4 * u * std::abs(dot.sum);
+        return dot;
+    }
     // The sum is rounded before it is added, and after.
     static void add_expected(const Dot& dot, double before, Acc acc, Doubles& expected, Doubles& allowed) {
         const double added = acc == Acc::Add ? before : 0;
@@ -421,13 +431,15 @@ struct Products {
             if ((acc == Acc::Add) != (biases == 1)) continue;
             const std::vector<floatX> first = before(OC, acc);
             Buffer<floatX> out(first, "out");
-            gpu::expert_linear_forward(ctx, out.p(), rows_of(x, gathered), weight.p(), bias_of(biases > 0, biases > 1), groups,
-                                       IC, OC, acc);
+            const ExpertBias beta = bias_of(biases > 0, biases > 1);
+            if (fp8)
+                gpu::fp8_expert_linear_forward(ctx, out.p(), rows_of(x, gathered), weight.p(), scales, beta, groups, IC, OC);
+            else gpu::expert_linear_forward(ctx, out.p(), rows_of(x, gathered), weight.p(), beta, groups, IC, OC, acc);
             Doubles expected, allowed;
             for (int i = 0; i < n; i++)
                 for (int o = 0; o < OC; o++) {
                     const size_t at = (size_t)expert_of(i) * OC + o;
-                    Dot dot(x, row(i, gathered) * IC, 1, weight, at * IC, 1, IC);
+                    Dot dot = scaled(Dot(x, row(i, gathered) * IC, 1, weight, at * IC, 1, IC));
                     const double more = biases ? factor(i, biases > 1) * as_double(bias[at]) : 0;
                     dot.sum += more;
                     dot.error += 2 * (IC + 2) * u * std::abs(more);
@@ -463,11 +475,13 @@ struct Products {
     void backward_input(bool gathered, Acc acc) {
         const std::vector<floatX> first = before(IC, acc);
         Buffer<floatX> dinp(first, "dinp");
-        gpu::expert_linear_backward_input(ctx, dinp.p(), rows_of(dout, gathered), weight.p(), groups, IC, OC, acc);
+        if (fp8)
+            gpu::fp8_expert_linear_backward_input(ctx, dinp.p(), rows_of(dout, gathered), weight.p(), scales, groups, IC, OC);
+        else gpu::expert_linear_backward_input(ctx, dinp.p(), rows_of(dout, gathered), weight.p(), groups, IC, OC, acc);
         Doubles expected, allowed;
         for (int i = 0; i < n; i++)
             for (int c = 0; c < IC; c++) {
-                const Dot dot(dout, row(i, gathered) * OC, 1, weight, (size_t)expert_of(i) * OC * IC + c, IC, OC);
+                const Dot dot = scaled({dout, row(i, gathered) * OC, 1, weight, (size_t)expert_of(i) * OC * IC + c, IC, OC});
                 add_expected(dot, as_double(first[(size_t)i * IC + c]), acc, expected, allowed);
             }
         expect(dinp, IC, expected, allowed, "dinp");
@@ -475,16 +489,19 @@ struct Products {
     void backward_weight(bool gather_dout, bool gather_x, int first, int count, Acc acc) {
         const Input<real> before(rng.normals<real>((size_t)count * IC));
         Buffer<real> dweight(before.host(), "dweight");
-        gpu::expert_linear_backward_weight(ctx, {dweight.p(), first, count}, rows_of(dout, gather_dout), rows_of(x, gather_x),
-                                           groups, IC, OC, acc);
+        const StackedRows to = {dweight.p(), first, count};
+        const ExpertRows left = rows_of(dout, gather_dout), right = rows_of(x, gather_x);
+        if (fp8) gpu::fp8_expert_linear_backward_weight(ctx, to, left, right, scales, groups, IC, OC, acc);
+        else gpu::expert_linear_backward_weight(ctx, to, left, right, groups, IC, OC, acc);
         Doubles expected(count * (size_t)IC), magnitudes(expected.size()), allowed;
         for (int r = 0; r < count; r++) {
             const int e = (first + r) / OC, o = (first + r) % OC;
             for (int i = offsets[e]; i < offsets[e + 1]; i++)
                 for (int c = 0; c < IC; c++) {
-                    const double term = as_double(dout[row(i, gather_dout) * OC + o]) * as_double(x[row(i, gather_x) * IC + c]);
+                    const double term =
+                        scale() * as_double(dout[row(i, gather_dout) * OC + o]) * as_double(x[row(i, gather_x) * IC + c]);
                     expected[(size_t)r * IC + c] += term;
-                    magnitudes[(size_t)r * IC + c] += 2 * (offsets[e + 1] - offsets[e] + 2) * u * std::abs(term);
+                    magnitudes[(size_t)r * IC + c] += 2 * (offsets[e + 1] - offsets[e] + 4) * u * std::abs(term);
                 }
         }
         for (size_t i = 0; i < expected.size(); i++) {
@@ -510,6 +527,12 @@ void check_products(gpu::Ctx& ctx, int IC, int OC) {
     p.backward_weight(false, false, OC, OC, Acc::Set);             // the expert without rows
     p.backward_weight(false, true, 2 * OC + 8, OC - 9, Acc::Add);  // some of an expert's
     p.backward_weight(false, true, 4 * OC + 3, OC - 3, Acc::Set);
+    p.fp8 = true;
+    for (const bool gathered : {false, true}) {
+        p.forward(gathered, Acc::Set);
+        p.backward_input(gathered, Acc::Set);
+        p.backward_weight(!gathered, gathered, 0, 5 * OC, gathered ? Acc::Set : Acc::Add);
+    }
 }
 
 // Columns that are whole packs, for which there are tensor cores in bf16, and others. Sums of fewer and more k than are in

@@ -57,6 +57,24 @@ void expect_cpus_codes(gpu::Ctx& ctx, const std::vector<floatX>& x, int N, int C
     DeviceMemory<float> alone(std::vector<float>{amax_before}, "amax alone");
     gpu::absolute_max(ctx, alone.p(), dx.p(), x.size());
     expect_same_bits(alone.get(), std::vector<float>{amax}, of + "amax alone");
+
+    // The codes' numbers, and amax, of the first rows only: the others keep their values.
+    const int filled = N - N / 3;
+    float amax_of_rows = amax_before;
+    std::vector<floatX> numbers(x.size(), floatx(-3));
+    cpu::absolute_max_of_rows(host, &amax_of_rows, x.data(), {N, C, &filled});
+    cpu::fp8_numbers(host, numbers.data(), x.data(), {N, C, &filled}, &scale, kind);
+    const DeviceMemory<int> dfilled(std::vector<int>{filled}, "filled");
+    DeviceMemory<float> of_rows(std::vector<float>{amax_before}, "amax of rows");
+    DeviceMemory<floatX> dnumbers(std::vector<floatX>(x.size(), floatx(-3)), "numbers");
+    gpu::absolute_max_of_rows(ctx, of_rows.p(), dx.p(), {N, C, dfilled.p()});
+    gpu::fp8_numbers(ctx, dnumbers.p(), dx.p(), {N, C, dfilled.p()}, dscale.p(), kind);
+    expect_same_bits(of_rows.get(), std::vector<float>{amax_of_rows}, of + "amax of rows");
+    const std::vector<floatX> got = dnumbers.get();
+    for (size_t i = 0; i < got.size(); i++)
+        ASSERT_TRUE(as_double(got[i]) == as_double(numbers[i]) ||
+                    (std::isnan(as_double(got[i])) && std::isnan(as_double(numbers[i]))))
+            << of << "number of " << as_double(x[i]) << " at " << i;
 }
 
 // ---- codes -----------------------------------------------------------------------------------------------------------------
