@@ -11,12 +11,14 @@ expect "prepare" "$program" prepare --input text.txt --output text --tokenizer t
 declare -A family=(
     [llama]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-query-groups 2"
     [mixture]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-experts 5"
+    [gpt-oss]="--normalization RMSNorm --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights --num-experts 5 --activation clamped-swiglu --add-qkv-bias --add-proj-bias --add-mlp-bias --softmax-type learnable"
+    [granite]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-experts 5 --embedding-scale 3"
     [gpt2]="" [bloom]="--position-embedding-type alibi --embed-layernorm")
 train() { ${MPI:-} "$program" train --data-path text --seq-length 24 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" "$@"; }
 near() { awk -v a="$1" -v b="$2" -v d="$3" 'BEGIN { exit !(a != "" && b != "" && a - b < d && b - a < d) }'; }
 below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && a < b) }'; }
 
-for name in llama gpt2 bloom mixture; do
+for name in llama gpt2 bloom mixture gpt-oss granite; do
     # shellcheck disable=SC2086
     expect "$name: a model" train ${family[$name]} --num-layers 2 --hidden-size 32 --num-attention-heads 4 --tokenizer tok --train-iters 4 --lr 1e-3 --out "$name"
     before=$(cat "$name"/latest/*.safetensors | cksum)
@@ -105,6 +107,31 @@ for layout in "--tp 2" "--tp 2 --no-sequence-parallel" "--pp 2"; do
     expect "experts $layout: the same losses" near_losses experts experts-two 6 0.02
     rm -rf experts-two
 done
+# ---- experts in one tensor: PEFT's parameters ----
+expect "PEFT's parameters" grep -q '"block_sparse_moe.experts.gate_up_proj"' granite-lora/latest/adapter_config.json
+expect "a file of both" "$program" inspect granite-lora/latest/adapter_model.safetensors
+says "gate and up are the inner one" "layers.1.block_sparse_moe.experts.base_layer.lora_B.weight"
+for name in gpt-oss granite; do
+    stacked=(--model "$name" --lora-rank 4 --train-iters 6 --lr 1e-2)
+    expect "$name: one rank" train "${stacked[@]}" --out stacked
+    expect "$name: only down" train "${stacked[@]}" --lora-targets down --out stacked-down
+    expect "$name: PEFT needs no modules" grep -q '"target_modules": \[\]' stacked-down/latest/adapter_config.json
+    expect "$name: loaded by its name" "$program" eval --text text.txt --adapter stacked-down
+    # shellcheck disable=SC2086
+    for layout in "2 --tp 2" "2 --tp 2 --no-sequence-parallel" "2 --pp 2" "2 --zero 1"; do
+        read -r n options <<<"$layout"
+        MPI="${MPIRUN:-mpirun} -n $n" expect "$name $layout" train "${stacked[@]}" $options --out stacked-two
+        expect "$name $layout: the same losses" near_losses stacked stacked-two 6 0.02
+        rm -rf stacked-two
+    done
+    no "$name: dropout" "lora-dropout 0.1 and adapters on .*experts.gate_up_proj cannot be combined.*lora-targets qkv proj" train "${stacked[@]}" --lora-dropout 0.1 --out x
+    cp -r "$(realpath stacked-down)/latest/." "$name-some" && rm -f "$name-some/manifest.json"
+    sed -i 's/"[a-z_.]*experts.down_proj"/"layers.1.mlp.router.weight"/' "$name-some/adapter_config.json"
+    no "$name: another parameter" "'target_parameters' .*router.weight.* is not supported; HINT: PEFT merges" "$program" eval --text text.txt --model "$name" --adapter "$name-some"
+    rm -rf stacked stacked-down
+done
+expect "dropout on attention" train --model gpt-oss --lora-rank 4 --lora-dropout 0.1 --lora-targets qkv proj --train-iters 2 --out x-attention
+
 # PEFT's ranks and scales may differ by expert. `cut` lacks the adapter of an expert that `whole` has with zeros.
 python3 - <<'END'
 import json, os, struct
@@ -133,8 +160,8 @@ expect "an expert without an adapter has zeros" test "$(loss_of --model mixture 
 expect "which are not its numbers" test "$(loss_of --model mixture --adapter cut-experts)" != "$(loss_of --model mixture --adapter other-experts)"
 sed -i 's/"target_modules": "[^"]*"/"target_modules": ["w1"]/' cut-experts/adapter_config.json
 no "an expert's adapter is missing" "no adapter for block_sparse_moe.experts.2.w1 of layer 1" "$program" eval --text text.txt --model mixture --adapter cut-experts
-sed -i 's/"target_modules": \[[^]]*\]/"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]/' other-experts/adapter_config.json
-no "adapters on stacked experts" "'target_parameters' .*gate_up_proj.* is not supported; HINT: PEFT merges" "$program" eval --text text.txt --model mixture --adapter other-experts
+sed -i 's/"target_parameters": null/"target_parameters": ["mlp.experts.gate_up_proj"]/' other-experts/adapter_config.json
+no "parameters that the file does not adapt" "no adapter for mlp.experts.gate_up_proj of layer 0, which 'target_parameters'" "$program" eval --text text.txt --model mixture --adapter other-experts
 no "adapters on a router" "no matrix 'router' for --lora-targets" train --model mixture --lora-rank 4 --lora-targets router --train-iters 2 --out x
 # DPO on it, and the plan of a large one
 expect "the plan of a large one" "$program" train --preset mixtral-8x7b --vocab-size 32000 --world 8 --tp 8 --seq-length 4096 --micro-batch-size 1 --global-batch-size 8 --train-iters 10 --lora-rank 16 --dry-run

@@ -102,12 +102,12 @@ struct Case {
     Names targets;
     int rank;
 };
-const Case cases[] = {{"llama", {"all"}, 3},       {"llama", {"q", "v"}, 2},         {"llama", {"k", "up", "down"}, 1},
-                      {"gpt2", {"all"}, 2},        {"gpt2", {"c_proj"}, 4},          {"bloom", {"all"}, 2},
-                      {"bloom", {"qkv", "up"}, 3}, {"gpt_neox", {"all"}, 2},         {"qwen3", {"all"}, 3},
-                      {"olmo2", {"all"}, 3},       {"olmo2", {"v", "o", "down"}, 2}, {"gemma2", {"all"}, 2},
-                      {"gemma3_text", {"all"}, 2}, {"mixtral", {"all"}, 3},          {"qwen3_moe", {"fc2", "q"}, 2},
-                      {"olmoe", {"gate"}, 2},      {"qwen2_moe", {"all"}, 2}};
+const Case cases[] = {
+    {"llama", {"all"}, 3},       {"llama", {"q", "v"}, 2}, {"llama", {"k", "up", "down"}, 1}, {"gpt2", {"all"}, 2},
+    {"gpt2", {"c_proj"}, 4},     {"bloom", {"all"}, 2},    {"bloom", {"qkv", "up"}, 3},       {"gpt_neox", {"all"}, 2},
+    {"qwen3", {"all"}, 3},       {"olmo2", {"all"}, 3},    {"olmo2", {"v", "o", "down"}, 2},  {"gemma2", {"all"}, 2},
+    {"gemma3_text", {"all"}, 2}, {"mixtral", {"all"}, 3},  {"qwen3_moe", {"fc2", "q"}, 2},    {"olmoe", {"gate"}, 2},
+    {"qwen2_moe", {"all"}, 2},   {"gpt_oss", {"all"}, 2},  {"gpt_oss", {"down"}, 3},          {"granitemoe", {"fc1", "q"}, 3}};
 
 TEST(Lora, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
     for (const Case& k : cases) {
@@ -318,6 +318,22 @@ TEST(Lora, TablesHavePeftsNames) {
         }
     EXPECT_EQ(of_experts, 2u * 5 * 4);
     EXPECT_EQ(trained_table(mixture).trained, 2u * 5 * 4 * (24 + 20 + 20 + 24));
+    // Experts in one tensor of the files are one parameter; gate and up have one A. The outer of PEFT's modules is down_proj.
+    const ModelConfig stacked = tiny("granitemoe", {"q", "fc1", "down"}, 4), oss = tiny("gpt_oss", {"gate_up_proj"}, 4);
+    const std::string experts = "block_sparse_moe.experts";
+    EXPECT_EQ(stacked.lora.modules, (Names{"self_attn.q_proj", experts + ".gate_up_proj", experts + ".down_proj"}));
+    EXPECT_EQ(peft_modules(stacked), Names{"q_proj"});
+    EXPECT_EQ(peft_parameters(stacked), (Names{experts + ".gate_up_proj", experts + ".down_proj"}));
+    shapes.clear();
+    for (const ModelConfig& model : {stacked, oss})
+        for (const TensorSpec& t : trained_table(model).rows)
+            for (const HfTensor& hf : t.hf) shapes[hf.name] = file_shape(t, hf);
+    EXPECT_EQ(shapes.size(), 2u * 2 * (3 + 1));
+    EXPECT_EQ(shapes.at(layer + experts + ".lora_A.weight"), (Shape{5 * 4, 20}));
+    EXPECT_EQ(shapes.at(layer + experts + ".lora_B.weight"), (Shape{24, 5 * 4}));
+    EXPECT_EQ(shapes.at(layer + experts + ".base_layer.lora_A.weight"), (Shape{5 * 4, 24}));
+    EXPECT_EQ(shapes.at(layer + experts + ".base_layer.lora_B.weight"), (Shape{2 * 20, 5 * 4}));
+    EXPECT_EQ(shapes.at(layer + "mlp.experts.lora_B.weight"), (Shape{2 * 20, 5 * 4}));
     // c_proj is the last part of two names in GPT-2: if only one is meant, its full path is used.
     EXPECT_EQ(peft_modules(tiny("gpt2", {"o", "qkv"}, 1)), (Names{"c_attn", "attn.c_proj"}));
     EXPECT_EQ(peft_modules(tiny("gpt2", {"c_proj"}, 1)), (Names{"c_proj"}));
@@ -336,7 +352,7 @@ TEST(Lora, TablesHavePeftsNames) {
 
 // Each rank's rows equal the whole tensors' rows, wherever heads and columns are split.
 TEST(Lora, RanksHoldPartsOfTheWhole) {
-    for (const char* family : {"llama", "mixtral"}) {
+    for (const char* family : {"llama", "mixtral", "gpt_oss", "granitemoe"}) {
         ModelConfig c = tiny(family, {"all"}, 3);
         c.NH = 4;
         c.NKV = 2;
@@ -364,6 +380,47 @@ TEST(Lora, RanksHoldPartsOfTheWhole) {
                     EXPECT_EQ(held, mine.size()) << mine.name << " on rank " << rank << " of " << tp;
                 }
             }
+    }
+}
+
+// The parts of the ranks, each written to its place, give the files of one rank.
+TEST(Lora, RanksWriteTheFilesOfOne) {
+    for (const char* family : {"llama", "mixtral", "gpt_oss", "granitemoe"}) {
+        ModelConfig c = tiny(family, {"all"}, 3);
+        c.NH = 4;
+        c.NKV = 2;
+        c.C = 16;
+        const ParameterTable whole = trained_table(c);
+        std::map<std::string, std::vector<real>> expected, files;
+        const auto write = [](const TensorSpec& t, real* numbers, auto& to) {
+            for (const HfTensor& hf : t.hf) {
+                to[hf.name].resize((size_t)hf.rows * t.whole_cols);
+                convert_layout(t, hf, numbers, to[hf.name].data(), true);
+            }
+        };
+        std::vector<real> numbers(whole.size);
+        for (size_t i = 0; i < numbers.size(); i++) numbers[i] = (real)(i + 1);
+        for (const TensorSpec& t : whole.rows) write(t, &numbers[t.offset], expected);
+        const int ep = c.mixture.on() ? c.mixture.experts : 1;
+        for (int rank = 0; rank < 2 * ep; rank++) {
+            Part part = whole_model(c);
+            part.tp = {2, rank % 2};
+            part.ep = {ep, rank / 2};
+            const ParameterTable table = trained_table(c, part);
+            for (size_t k = 0; k < table.rows.size(); k++) {
+                const TensorSpec &mine = table.rows[k], &all = whole.rows[k];
+                std::vector<real> held(mine.size());
+                for (size_t i = 0; i < held.size(); i++) {
+                    const int row = mine.whole_row((int)(i / (size_t)mine.cols)),
+                              col = mine.first_col + (int)(i % (size_t)mine.cols);
+                    held[i] = numbers[all.offset + (size_t)row * all.cols + (size_t)col];
+                }
+                write(mine, held.data(), files);
+            }
+        }
+        EXPECT_EQ(files, expected) << family;
+        for (const auto& [name, file] : expected)
+            EXPECT_EQ(std::set<real>(file.begin(), file.end()).size(), file.size()) << name;
     }
 }
 

@@ -7,6 +7,7 @@
      them; the encoders' gradients are PyTorch's; the loss of packed conversations is PEFT's of separate ones
 
     test_peft.py BUILD_FP32     a folder with train_gpt and dump_logits; ends with `N passed, N failed`
+    FAMILIES="gpt_oss olmoe" test_peft.py ...     only these families
 """
 
 import copy
@@ -28,7 +29,8 @@ from peft import LoraConfig, PeftModel, PromptEncoderConfig, PromptTuningConfig,
 from safetensors.torch import load_file
 import transformers
 from transformers import (AutoModelForCausalLM, BloomConfig, CohereConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig,
-                          LlamaConfig, MixtralConfig, Olmo2Config, OlmoeConfig, Qwen3Config, Qwen3MoeConfig)
+                          GptOssConfig, GraniteMoeConfig, LlamaConfig, MixtralConfig, Olmo2Config, OlmoeConfig, Qwen3Config,
+                          Qwen3MoeConfig)
 from transformers.utils import logging
 
 from cases import case, summary
@@ -41,9 +43,11 @@ SIZES = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=6, num_key
              max_position_embeddings=T, **COMMON)
 LLAMA = dict(tie_word_embeddings=False, **SIZES)
 GEMMA = dict(head_dim=20, sliding_window=7, query_pre_attn_scalar=30, **SIZES)
-# transformers 5 stacks experts: PEFT converts our adapters on all their matrices; its own have another form, which is refused.
+# transformers 5 stacks experts: PEFT converts our adapters on all their matrices; its own are on these parameters.
 SEPARATE = transformers.__version__.startswith("4.")
 MIXTURE = dict(num_experts=5, num_experts_per_tok=2, **LLAMA)
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+GRANITE = ["block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"]
 # Our names of matrices for training, and PEFT's for some of them.
 FAMILIES = {
     "llama": (LlamaConfig(**LLAMA),
@@ -60,12 +64,19 @@ FAMILIES = {
     "olmo2": (Olmo2Config(**LLAMA), ["all"], [["k_proj", "o_proj", "up_proj"]]),
     "gemma2": (Gemma2Config(attn_logit_softcapping=5.0, final_logit_softcapping=3.0, **GEMMA), ["all"], [["q_proj", "o_proj", "down_proj"]]),
     "mixtral": (MixtralConfig(num_local_experts=5, num_experts_per_tok=2, sliding_window=None, **LLAMA),
-                ["all", *(["q w2"] if SEPARATE else [])], [["q_proj", "o_proj"], *([["w1", "w2", "v_proj"]] if SEPARATE else [])]),
+                ["all", *(["q w2"] if SEPARATE else [])], [["q_proj", "o_proj"], *([["w1", "w2", "v_proj"]] if SEPARATE else [["v_proj", *EXPERTS], EXPERTS[1:]])]),
     "qwen3_moe": (Qwen3MoeConfig(moe_intermediate_size=24, norm_topk_prob=True, head_dim=20, **MIXTURE),
-                  ["all"], [["up_proj", "down_proj"]] if SEPARATE else [["k_proj"]]),
-    "olmoe": (OlmoeConfig(**MIXTURE), ["all"], [["gate_proj", "q_proj"]] if SEPARATE else [["k_proj"]]),
+                  ["all"], [["up_proj", "down_proj"]] if SEPARATE else [["k_proj"], ["q_proj", *EXPERTS]]),
+    "olmoe": (OlmoeConfig(**MIXTURE), ["all"], [["gate_proj", "q_proj"]] if SEPARATE else [["k_proj"], EXPERTS]),
     "gemma3_text": (Gemma3TextConfig(sliding_window_pattern=2, **GEMMA), ["all"], [["k_proj", "v_proj", "gate_proj"]]),
 }
+STACKED = {} if SEPARATE else {
+    "gpt_oss": (GptOssConfig(num_local_experts=5, num_experts_per_tok=2, head_dim=20, sliding_window=7, **LLAMA),
+                ["all", "down", "fc1 q"], [["q_proj", *EXPERTS], EXPERTS[:1], EXPERTS[1:]]),
+    "granitemoe": (GraniteMoeConfig(num_local_experts=5, num_experts_per_tok=2, attention_multiplier=0.3, **LLAMA),
+                   ["all", "down", "gate_up_proj q"], [["q_proj", *GRANITE], GRANITE[:1], GRANITE[1:]]),
+}
+FAMILIES |= STACKED
 
 
 @contextmanager
@@ -118,7 +129,10 @@ def test_ours(family, targets, tokens, plain):
             0, "--out", out)
     ours = our_logits(WORK / family, tokens, out)
     with case(f"{name}: PEFT gives our logits"), strictly():
-        compare(ours, their_logits(PeftModel.from_pretrained(base(family), out / "latest"), tokens), plain)
+        model = PeftModel.from_pretrained(base(family), out / "latest")
+        compare(ours, their_logits(model, tokens), plain)
+        model.save_pretrained(f"{out}-resaved")  # perhaps converted to adapters on parameters
+        compare(our_logits(WORK / family, tokens, f"{out}-resaved"), ours, plain)
     with case(f"{name}: transformers gives them of the merged model"):
         run(BUILD / "train_gpt", "export", "--merge", "--adapter", out, "--out", f"{out}-merged")
         compare(ours, their_logits(opened(f"{out}-merged"), tokens), plain)
@@ -148,8 +162,11 @@ def test_theirs(family, targets, options, tokens, plain):
     with case(f"{family}, PEFT's adapters on {targets} {options}: train_gpt gives PEFT's logits"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about GPT-2's fan_in_fan_out, which PEFT sets itself
         torch.manual_seed(len(targets))
-        model = get_peft_model(base(family), LoraConfig(task_type="CAUSAL_LM", target_modules=targets, init_lora_weights=False,
-                                                        **options))
+        modules = [t for t in targets if "." not in t or "experts" not in t]
+        parameters = [t for t in targets if t not in modules]
+        if parameters: options = {k: v for k, v in options.items() if k != "lora_dropout"}  # which PEFT refuses
+        model = get_peft_model(base(family), LoraConfig(task_type="CAUSAL_LM", target_modules=modules, init_lora_weights=False,
+                                                        target_parameters=parameters, **options))
         directory = WORK / "theirs"
         model.save_pretrained(directory)
         compare(our_logits(WORK / family, tokens, directory), their_logits(model, tokens), plain)
@@ -242,7 +259,9 @@ def main():
     sample = same[:len(same) // 200]
     assert len(sample) <= T - VIRTUAL and (same.reshape(200, -1) == sample).all(), len(same)
     tokens = np.random.default_rng(1).integers(0, V, (3, T))
+    only = os.environ.get("FAMILIES", "").split()
     for family, (config, ours, theirs) in FAMILIES.items():
+        if only and family not in only: continue
         torch.manual_seed(3)
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
         for name, p in model.named_parameters():
@@ -253,10 +272,13 @@ def main():
         for targets in ours:
             test_ours(family, targets, tokens, plain)
         for targets in theirs:
-            for options in ({"r": 3, "lora_alpha": 6}, {"r": 8, "lora_alpha": 4, "use_rslora": True, "lora_dropout": 0.1}):
-                test_theirs(family, targets, options, tokens, plain)
-        if SEPARATE and "experts" in model.config.to_json_string():
+            for options in ({"r": 3, "lora_alpha": 6}, {"r": 8, "lora_alpha": 4, "use_rslora": True, "lora_dropout": 0.1},
+                            {"r": 2, "rank_pattern": {"down_proj": 5}, "alpha_pattern": {"down_proj": 3}}):
+                if "rank_pattern" not in options or any("down_proj" in t for t in targets):
+                    test_theirs(family, targets, options, tokens, plain)
+        if family in STACKED or SEPARATE and "experts" in model.config.to_json_string():
             test_gradients_of_experts(family, sample)
+        if family in STACKED: continue
         few = tokens[:, :T - VIRTUAL]  # after virtual tokens
         of_few = their_logits(base(family), few)
         for options in (["--prompt-init-text", "in the year", "--tokenizer", "tokenizer"],

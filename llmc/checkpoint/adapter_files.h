@@ -94,7 +94,7 @@ inline std::string base_name(const nlohmann::json& j) {
     return name.is_string() ? name.get<std::string>() : "BASE";
 }
 // "rank_pattern" or "alpha_pattern" of PEFT: values by the ends of matrices' names; the first that fits counts. PEFT reads keys
-// as regular expressions; here they are names, perhaps with a ^ in front or with escaped dots.
+// as regular expressions; here they are names, perhaps with a ^ or .*\. in front or with escaped dots.
 class LoraPattern {
 public:
     LoraPattern(const nlohmann::ordered_json& config, const char* key, const std::string& path) {
@@ -103,7 +103,7 @@ public:
         if (!j.is_object()) fail("%s: '%s' is %.200s; it must be an object", path.c_str(), key, j.dump().c_str());
         for (const auto& [name, value] : j.items()) {
             std::string plain;
-            for (size_t i = name[0] == '^' ? 1 : 0; i < name.size(); i++)
+            for (size_t i = name[0] == '^' ? 1 : begins_with(name, ".*\\.") ? 4 : 0; i < name.size(); i++)
                 if (name[i] != '\\' || name[i + 1] != '.') plain += name[i];
             if (plain.find_first_of("\\*+?[](){}|^$") != std::string::npos)
                 fail_unsupported("%s: '%s' has the regular expression '%.200s'; only names of matrices are supported",
@@ -160,22 +160,23 @@ inline bool is_target(const nlohmann::json& config, const std::string& name_in_l
     return targets.is_array() && !excludes && std::any_of(targets.begin(), targets.end(), names_it);
 }
 
+[[noreturn]] inline void refuse_adapters_of(const HfReader& in, const char* key) {
+    const std::string dir = std::filesystem::path(in.source).parent_path().string();
+    fail_unsupported(
+        "%s: '%s' %.200s is not supported; HINT: PEFT merges such adapters into their model: python3 -c \"from peft "
+        "import AutoPeftModelForCausalLM as M; M.from_pretrained('%s').merge_and_unload().save_pretrained('%s-merged')"
+        "\"; cp %s/*token* %s-merged; then --model %s-merged, without --adapter",
+        in.source.c_str(), key, in.j[key].dump().c_str(), dir.c_str(), dir.c_str(), base_name(in.j).c_str(), dir.c_str(),
+        dir.c_str());
+}
 // Rejects features of PEFT that adapters here do not have.
-inline void refuse_other_adapters(const HfReader& in, const std::string& weights) {
+inline void refuse_other_adapters(const HfReader& in) {
     const nlohmann::json& j = in.j;
     in.only("bias", "none");
     for (const char* key : {"use_dora", "use_qalora", "lora_bias"}) in.only(key, false);
-    const std::string dir = std::filesystem::path(weights).parent_path().string();
-    for (const char* key :
-         {"modules_to_save", "layer_replication", "trainable_token_indices", "target_parameters", "alora_invocation_tokens",
-          "use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config"})
-        if (!in.absent(key) && !j[key].empty())
-            fail_unsupported(
-                "%s: '%s' %.200s is not supported; HINT: PEFT merges such adapters into their model: python3 -c \"from peft "
-                "import AutoPeftModelForCausalLM as M; M.from_pretrained('%s').merge_and_unload().save_pretrained('%s-merged')"
-                "\"; cp %s/*token* %s-merged; then --model %s-merged, without --adapter",
-                in.source.c_str(), key, j[key].dump().c_str(), dir.c_str(), dir.c_str(), base_name(j).c_str(), dir.c_str(),
-                dir.c_str());
+    for (const char* key : {"modules_to_save", "layer_replication", "trainable_token_indices", "alora_invocation_tokens",
+                            "use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config"})
+        if (!in.absent(key) && !j[key].empty()) refuse_adapters_of(in, key);
     if (const nlohmann::json start = j.value("init_lora_weights", nlohmann::json()); start.is_string())
         for (const char* changes : {"pissa", "olora", "loftq", "corda", "lora_ga"})  // these also change the base
             if (start.get<std::string>().find(changes) == 0)
@@ -193,6 +194,34 @@ inline LoraConfig read_lora_numbers(const HfReader& in) {
                         "from 0 to 0.99");
     lora.rank_stabilized = in.flag("use_rslora", false);
     return lora;
+}
+
+// The modules of c that "target_parameters" names, in the order of the layer. Each must have its adapter in all layers, so that
+// the names of their tensors, which depend on it (lora.h), do not differ between layers.
+inline std::vector<std::string> target_parameters(const HfReader& in, const ModelConfig& c) {
+    const char* key = "target_parameters";
+    if (in.absent(key) || in.j[key].empty()) return {};
+    const std::vector<LoraTarget> targets = lora_targets(c);
+    std::map<std::string, std::set<int>> layers;
+    for (const nlohmann::json& parameter : in.j[key]) {
+        const std::string name = parameter.is_string() ? "." + parameter.get<std::string>() : "";
+        size_t fits = 0;
+        for (const LoraTarget& t : targets)
+            for (const int layer : t.layers) {
+                const std::string matrix = ".model.layers." + std::to_string(layer) + "." + t.module;
+                if (!t.parameter || name.empty() || !(ends_with(matrix, name) || ends_with(name, matrix))) continue;
+                layers[t.module].insert(layer);
+                fits++;
+            }
+        if (!fits) refuse_adapters_of(in, key);
+    }
+    std::vector<std::string> modules;
+    for (const LoraTarget& t : targets) {
+        if (!layers.count(t.module)) continue;
+        if (layers[t.module].size() != t.layers.size()) refuse_adapters_of(in, key);
+        modules.push_back(t.module);
+    }
+    return modules;
 }
 
 // The matrix A of an adapter in a file: the names of the tensor and of the matrix that it adapts.
@@ -225,38 +254,46 @@ inline std::map<std::string, LoraA> adapters_in(const SafetensorsReader& files, 
 inline LoraConfig read_lora(const HfReader& in, const std::string& weights, const ModelConfig& c) {
     const nlohmann::json& j = in.j;
     const std::string& path = in.source;
-    refuse_other_adapters(in, weights);
+    refuse_other_adapters(in);
     LoraConfig lora = read_lora_numbers(in);
+    ModelConfig adapted = c;
+    adapted.lora.on_parameters = !in.absent("target_parameters") && !j["target_parameters"].empty();
+    lora.on_parameters = adapted.lora.on_parameters && !family_of(c).names.stacks_experts;
+    adapted.lora.modules = target_parameters(in, adapted);
     const nlohmann::ordered_json ordered = nlohmann::ordered_json::parse(read_whole_file(path));
     const LoraPattern ranks(ordered, "rank_pattern", path), alphas(ordered, "alpha_pattern", path);
     const std::optional<std::set<int>> listed = listed_layers(in);
     const double usual = lora.scale() != 0 ? lora.scale() : 1;
     const std::map<std::string, LoraA> in_file = adapters_in(SafetensorsReader::open(weights), weights);
     // The adapter of a matrix; its rank is 0 if the file has none.
-    const auto adapter_of = [&](int layer, const std::string& module) {
-        LoraInFile adapter = {std::to_string(layer) + "." + module};
-        const auto found = in_file.find(adapter.matrix);
-        if (found == in_file.end() && (!listed || listed->count(layer)) && is_target(j, adapter.matrix))
-            fail("%s has no adapter for %s of layer %d, which 'target_modules' in %s names; HINT: copy or download it again",
-                 weights.c_str(), module.c_str(), layer, path.c_str());
+    const auto adapter_of = [&](int layer, const std::string& module, const LoraTarget& t) {
+        LoraInFile adapter = {std::to_string(layer) + "." + (t.parameter ? module_of_parameter(adapted, module) : module)};
+        const bool named =
+            t.parameter ? is_adapted(adapted, module) : (!listed || listed->count(layer)) && is_target(j, adapter.matrix);
+        const auto found = t.parameter && !named ? in_file.end() : in_file.find(adapter.matrix);
+        if (found == in_file.end() && named)
+            fail("%s has no adapter for %s of layer %d, which '%s' in %s names; HINT: copy or download it again",
+                 weights.c_str(), module.c_str(), layer, t.parameter ? "target_parameters" : "target_modules", path.c_str());
         if (found == in_file.end()) return adapter;
         const LoraA& a = found->second;
-        adapter.rank = (int)ranks.of(a.matrix, lora.rank);
-        if (a.rank != adapter.rank)  // before the model is planned for a rank that it lacks
-            fail("%s: tensor '%s' has rank %lld; %s gives it rank %d", weights.c_str(), a.name.c_str(), (long long)a.rank,
-                 path.c_str(), adapter.rank);
-        adapter.factor = alphas.of(a.matrix, lora.alpha) / lora.divisor(adapter.rank) / usual;
+        const std::string matrix = t.parameter ? "model.layers." + std::to_string(layer) + "." + module : a.matrix;
+        adapter.rank = (int)ranks.of(matrix, lora.rank);
+        const int many = t.parameter ? c.mixture.experts : 1;
+        if (a.rank != (int64_t)many * adapter.rank)  // before the model is planned for a rank that it lacks
+            fail("%s: tensor '%s' has rank %lld; %s gives it rank %d%s", weights.c_str(), a.name.c_str(), (long long)a.rank,
+                 path.c_str(), adapter.rank, many > 1 ? format(" for each of %d experts", many).c_str() : "");
+        adapter.factor = alphas.of(matrix, lora.alpha) / lora.divisor(adapter.rank) / usual;
         return adapter;
     };
     std::vector<LoraInFile> adapters;
-    for (const LoraTarget& t : lora_targets(c)) {
+    for (const LoraTarget& t : lora_targets(adapted)) {
         std::vector<LoraInFile> of_target;
         for (const int layer : t.layers)
-            for (const std::string& module : t.matrices()) of_target.push_back(adapter_of(layer, module));
+            for (const std::string& module : t.matrices()) of_target.push_back(adapter_of(layer, module, t));
         if (std::none_of(of_target.begin(), of_target.end(), [](const LoraInFile& a) { return a.rank > 0; })) continue;
         lora.modules.push_back(t.module);
         for (const LoraInFile& adapter : of_target) {
-            if (listed && (listed->count(atoi(adapter.matrix.c_str())) > 0) != (adapter.rank > 0))
+            if (listed && !t.parameter && (listed->count(atoi(adapter.matrix.c_str())) > 0) != (adapter.rank > 0))
                 fail("%s: 'layers_to_transform' is %.200s, but %s has %s adapter of %s", path.c_str(),
                      j["layers_to_transform"].dump().c_str(), weights.c_str(), adapter.rank > 0 ? "an" : "no",
                      adapter.matrix.c_str());
@@ -328,6 +365,7 @@ inline std::vector<std::string> peft_modules(const ModelConfig& c) {
     std::vector<std::string> names;
     const ParameterTable model(c);
     for (const std::string& module : c.lora.modules) {
+        if (target_of(module).parameter) continue;
         const std::string last = module.substr(module.find_last_of('.') + 1);
         bool unique = true;
         for (const LoraTarget& t : targets) {
@@ -343,10 +381,17 @@ inline std::vector<std::string> peft_modules(const ModelConfig& c) {
     return names;
 }
 
+// Adapted parameters of all experts, which PEFT finds by the ends of their names.
+inline std::vector<std::string> peft_parameters(const ModelConfig& c) {
+    std::vector<std::string> names;
+    for (const LoraTarget& t : lora_targets(c))
+        if (t.parameter && detail::is_adapted(c, t.module)) names.push_back(t.module);
+    return names;
+}
+
 inline nlohmann::ordered_json lora_json(const ModelConfig& c, const std::string& base) {
-    bool transposed = false;
-    for (const TensorSpec& t : ParameterTable(c).rows)
-        for (const HfTensor& part : t.hf) transposed = transposed || part.transposed;
+    const bool transposed = family_of(c).names.transposed;
+    const std::vector<std::string> parameters = peft_parameters(c);
     return {{"peft_type", "LORA"},
             {"task_type", "CAUSAL_LM"},
             {"base_model_name_or_path", base},
@@ -355,6 +400,7 @@ inline nlohmann::ordered_json lora_json(const ModelConfig& c, const std::string&
             {"lora_dropout", c.lora.dropout},
             {"use_rslora", c.lora.rank_stabilized},
             {"target_modules", peft_modules(c)},
+            {"target_parameters", parameters.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(parameters)},
             {"bias", "none"},
             {"fan_in_fan_out", transposed},
             {"init_lora_weights", true},

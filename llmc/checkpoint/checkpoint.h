@@ -81,6 +81,7 @@ inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t
     if (spec.vector()) shape.pop_back();
     else if (t.transposed) std::swap(shape[0], shape[1]);
     if (t.stacked) shape.insert(shape.begin(), t.stacked);
+    if (t.alternating) shape[1] *= t.alternating;
     return shape;
 }
 
@@ -171,7 +172,8 @@ public:
         const TensorView* view = find(t.name);
         if (!view) fail("%s has no tensor '%s', which a %s model needs", path_.c_str(), t.name.c_str(), c_.family.c_str());
         std::vector<int64_t> shape = file_shape(spec, as_stored(t, *view));
-        if (const LoraInFile* adapter = in_file(t)) shape[is_lora_a(t) ? 0 : 1] = adapter->rank;
+        if (const LoraInFile* adapter = in_file(t))
+            shape[is_lora_a(t) ? 0 : 1] = (int64_t)adapter->rank * std::max(1, t.below + t.alternating);
         if (view->shape != shape)
             fail("%s: tensor '%s' has shape %s; config.json requires %s", path_.c_str(), t.name.c_str(),
                  shape_string(view->shape).c_str(), shape_string(shape).c_str());
@@ -196,14 +198,18 @@ private:
     template <class E>
     void read_padded(const TensorSpec& spec, const HfTensor& t, const LoraInFile& adapter, E* ours) const {
         if (adapter.rank == 0) return;
+        const TensorView& view = get(spec, t);
         const std::vector<int64_t> shape = file_shape(spec, t);
         const bool a = is_lora_a(t);
-        const auto rows = (size_t)(a ? adapter.rank : shape[0]), to = (size_t)shape[1], from = a ? to : (size_t)adapter.rank;
-        std::vector<E> stored(rows * from), padded((size_t)shape[0] * to, E(0));
-        files_.read_as(get(spec, t), stored.data());
-        for (size_t r = 0; r < rows; r++)
+        // Matrices of `rows` rows below each other, of which the file has the first `has` rows.
+        const auto n = (size_t)std::max(1, t.below), rows = (size_t)shape[0] / n, has = (size_t)view.shape[0] / n;
+        const auto to = (size_t)shape[1], from = (size_t)view.shape[1];
+        std::vector<E> stored(n * has * from), padded(n * rows * to, E(0));
+        files_.read_as(view, stored.data());
+        for (size_t r = 0; r < n * has; r++)
             for (size_t i = 0; i < from; i++)
-                padded[r * to + i] = (E)((float)stored[r * from + i] * (a ? 1 : (float)adapter.factor));
+                padded[(r / has * rows + r % has) * to + i] =
+                    (E)((float)stored[r * from + i] * (a ? 1 : (float)adapter.factor));
         for_each_run(spec, t, [&](const TensorRun& run) {
             for (size_t k = 0; k < run.n; k++) ours[run.place(k)] = padded[run.file + k];
         });

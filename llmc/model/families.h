@@ -25,6 +25,7 @@ struct TensorNames {
     std::vector<const char*> expert_fc1;  // gate and up
     const char* expert_fc2;
     const char *shared_expert, *shared_gate;  // before the names of its matrices, which are an expert's; its gate
+    const char* expert_parameters;            // transformers 5's module of gate_up_proj and down_proj of all experts
     bool stacks_experts = false;              // in one tensor, under these names: HfTensor::stacked
     bool transposes_experts = false;          // which has (in, out) matrices: HfTensor::transposed, gate_up
     bool transposed = false;                  // GPT-2's Conv1D stores matrices (in, out)
@@ -251,6 +252,7 @@ inline TensorNames own_names() {
     n.expert_biases = "mlp.gate.e_score_correction_bias";
     n.expert_fc1 = {"gate_proj", "up_proj"};
     n.expert_fc2 = "down_proj";
+    n.expert_parameters = "mlp.experts";
     n.shared_expert = "mlp.shared_expert.";
     n.shared_gate = "mlp.shared_expert_gate";
     return n;
@@ -288,6 +290,7 @@ inline TensorNames granite_moe_names() {
     n.experts = "block_sparse_moe.";
     n.expert_fc1 = {"input_linear"};
     n.expert_fc2 = "output_linear";
+    n.expert_parameters = "block_sparse_moe.experts";
     n.stacks_experts = true;
     return n;
 }

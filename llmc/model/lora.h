@@ -14,7 +14,11 @@
 // replaces x and is recomputed, and D(dt A) is added.
 //
 // Each expert of a mixture has its own adapters, on the rows that it processes. Like the experts' matrices they are stacked,
-// A (experts, parts r, in) and B (experts, rows, r), and multiplied by the same ops.
+// A (experts, parts r, in) and B (experts, rows, r), and multiplied by the same ops. If the experts' matrices are one tensor
+// of the files (GPT-OSS, Granite), PEFT adapts it as a parameter (target_parameters), named as in transformers 5: gate and up
+// share one A; all A are (experts r, in), B are (out, r experts). Without names of parameters, PEFT's tensors are named by the
+// module: mlp.experts.lora_A is the only adapted parameter or, of two, down_proj; then mlp.experts.base_layer.lora_A is
+// gate_up_proj.
 //
 // Tensor parallelism shards adapters like their layer. Column-parallel layers (qkv, fc1) shard the rows of B; A is whole.
 // Row-parallel ones (proj, fc2) shard the columns of A; B is whole, and a rank's x A^T B^T is a partial sum like its x W^T.
@@ -40,6 +44,7 @@ struct LoraTarget {
     std::vector<std::string> names;  // all names that select it: "self_attn.q_proj", "q_proj", "q", "qkv"
     std::vector<int> layers;         // that have it
     int experts = 0;                 // of a mixture: each has such a matrix; 0: the layer has one
+    bool parameter = false;          // it is all experts' matrices, one of PEFT's target_parameters
 
     // Its names in the files, below a layer's: "mlp.experts.3.up_proj".
     std::vector<std::string> matrices() const {
@@ -63,10 +68,8 @@ inline std::string module_of(const std::string& name, int layer, bool of_expert)
     const size_t last = module.rfind('.'), expert = module.rfind('.', last - 1);
     return module.erase(expert, last - expert);
 }
-// The kind of a block's matrix, such as "blocks.3.qkv_w". Null if it is none of the four, or if the files have one tensor for
-// all experts, for whose adapters PEFT has no such names.
+// The kind of a block's matrix, such as "blocks.3.qkv_w". Null if it is none of the four.
 inline const Matrix* matrix_of(const TensorSpec& t) {
-    if (!t.hf.empty() && t.hf[0].stacked) return nullptr;
     for (const Matrix& matrix : all_matrices)
         if (t.block >= 0 && ends_with(t.name, format(".%s_w", matrix_names[(size_t)matrix]))) return &matrix;
     return nullptr;
@@ -83,6 +86,42 @@ inline std::string letter_of(Matrix matrix, size_t part, size_t parts) {
     }
 }
 
+inline std::string parameter_of(const ModelConfig& c, Matrix matrix) {
+    return std::string(family_of(c).names.expert_parameters) + (matrix == Matrix::fc1 ? ".gate_up_proj" : ".down_proj");
+}
+inline bool is_adapted(const ModelConfig& c, const std::string& module) {
+    return std::find(c.lora.modules.begin(), c.lora.modules.end(), module) != c.lora.modules.end();
+}
+// Whether PEFT adapts w, of a mixture, as a parameter.
+inline bool is_parameter(const ModelConfig& c, const TensorSpec& w) {
+    return w.of_mixture && (c.lora.on_parameters || family_of(c).names.stacks_experts);
+}
+// The module below a layer's that names the adapter's tensors.
+inline std::string module_of_parameter(const ModelConfig& c, const std::string& parameter) {
+    const bool inner = parameter == parameter_of(c, Matrix::fc1) && is_adapted(c, parameter_of(c, Matrix::fc2));
+    return std::string(family_of(c).names.expert_parameters) + (inner ? ".base_layer" : "");
+}
+// A matrix with an adapter of its own.
+struct LoraPart {
+    std::string module, name;  // name: of the adapter's tensors, before ".lora_A"
+    HfTensor of;               // the rows of the adapted tensor
+};
+inline std::vector<LoraPart> parts_of(const ModelConfig& c, const TensorSpec& w, Matrix matrix, int layer) {
+    std::vector<LoraPart> parts;
+    const std::string top = "base_model.model.", end = ".weight", number = "." + std::to_string(layer) + ".";
+    if (!is_parameter(c, w)) {
+        for (const HfTensor& t : w.hf)
+            parts.push_back({module_of(t.name, layer, w.of_mixture), top + t.name.substr(0, t.name.size() - end.size()), t});
+        return parts;
+    }
+    const std::string module = parameter_of(c, matrix), layers = w.hf[0].name.substr(0, w.hf[0].name.find(number));
+    LoraPart part = {module, top + layers + number + module_of_parameter(c, module), {}};
+    part.of.rows = w.whole_rows / c.mixture.experts;
+    part.of.gate_up = w.hf[0].gate_up;
+    for (int e = 0; e < c.mixture.experts; e++, part.of.row += part.of.rows) parts.push_back(part);
+    return parts;
+}
+
 }  // namespace detail
 
 // The matrices of layers, each name once, in the order of the first layer that has it.
@@ -90,16 +129,21 @@ inline std::vector<LoraTarget> lora_targets(const ModelConfig& c) {
     std::vector<LoraTarget> targets;
     for (const TensorSpec& t : ParameterTable(c).rows) {
         const Matrix* const matrix = detail::matrix_of(t);
-        const size_t parts = t.hf.size() / (size_t)t.experts;
-        for (size_t i = 0; i < parts && matrix; i++) {
-            const std::string module = detail::module_of(t.hf[i].name, t.block, t.of_mixture);
+        if (!matrix) continue;
+        const std::vector<detail::LoraPart> all = detail::parts_of(c, t, *matrix, t.block);
+        const size_t parts = all.size() / (size_t)t.experts;
+        const bool parameter = detail::is_parameter(c, t);
+        for (size_t i = 0; i < parts; i++) {
+            const std::string& module = all[i].module;
             const auto known = std::find_if(targets.begin(), targets.end(), [&](const auto& x) { return x.module == module; });
             if (known != targets.end()) {
                 known->layers.push_back(t.block);
                 continue;
             }
             const std::string last = module.substr(module.find_last_of('.') + 1), letter = detail::letter_of(*matrix, i, parts);
-            targets.push_back({module, {module, last, matrix_names[(size_t)*matrix]}, {t.block}, t.of_mixture ? t.experts : 0});
+            targets.push_back({module, {module, last, matrix_names[(size_t)*matrix]}, {t.block}});
+            targets.back().experts = t.of_mixture && !parameter ? t.experts : 0;
+            targets.back().parameter = parameter;
             if (!letter.empty()) targets.back().names.push_back(letter);
         }
     }
@@ -171,10 +215,9 @@ void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
             t->blocks.clear();
             t->rows = t->whole_rows = t->replicated_rows = 0;
         }
-        for (const HfTensor& t : w.hf) {
-            const std::string module = module_of(t.name, part.layers[(size_t)w.block], experts);
-            if (std::find(c.lora.modules.begin(), c.lora.modules.end(), module) == c.lora.modules.end()) continue;
-            const std::string name = "base_model.model." + t.name.substr(0, t.name.size() - std::string(".weight").size());
+        const bool parameter = is_parameter(c, w);
+        for (const auto& [module, name, t] : parts_of(c, w, *matrix, part.layers[(size_t)w.block])) {
+            if (!is_adapted(c, module)) continue;
             const int index = layer.rows.parts;
             bool held = false;
             for (const RowBlock& block : w.blocks) {
@@ -190,11 +233,18 @@ void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
                 if (block.row >= w.rows - w.replicated_rows) b.replicated_rows += block.rows;
             }
             if (held) append(a, a.whole_rows, rank);
-            a.hf.push_back({name + ".lora_A.weight", a.whole_rows, rank});
-            b.hf.push_back(t);
-            b.hf.back().name = name + ".lora_B.weight";
-            b.hf.back().row = b.whole_rows;
-            b.hf.back().transposed = false;
+            if (!parameter || a.hf.empty()) {
+                const int stacked = parameter ? c.mixture.experts : 0, of_file = std::max(1, stacked);
+                a.hf.push_back({name + ".lora_A.weight", a.whole_rows, of_file * rank});
+                a.hf.back().below = stacked;
+                HfTensor of_b = t;
+                of_b.name = name + ".lora_B.weight";
+                of_b.row = b.whole_rows;
+                of_b.rows *= of_file;
+                of_b.transposed = false;
+                of_b.alternating = stacked;
+                b.hf.push_back(of_b);
+            }
             a.whole_rows += rank;
             b.whole_rows += t.rows;
         }
@@ -242,7 +292,7 @@ inline std::vector<TensorSpec> lora_tensors(const ModelConfig& c, const Part& pa
 inline int most_lora_rank(const ModelConfig& c) {
     int most = 0;
     detail::walk_adapters(c, whole_model(c), [&](const TensorSpec& a, const TensorSpec& b, const LoraLayer&) {
-        for (const HfTensor& t : b.hf) most = std::max(most, std::min(a.whole_cols, t.rows));
+        for (const HfTensor& t : b.hf) most = std::max(most, std::min(a.whole_cols, t.rows_of_matrix()));
     });
     return most;
 }

@@ -29,11 +29,12 @@ struct LoraConfig {
     bool rank_stabilized = false;      // scale by alpha / sqrt(rank) (Kalajdzievski, 2023)
     std::vector<LoraInFile> in_files;  // every matrix, if they differ: each is read as one of `rank`, padded with zeros
     std::vector<std::string> modules;  // names in the model's files, below a layer's: "self_attn.q_proj"; in the layer's order
+    bool on_parameters = false;        // PEFT's target_parameters: one adapter for gate and up of an expert (lora.h)
 
     bool on() const { return rank > 0; }
     bool operator!=(const LoraConfig& l) const {
         return rank != l.rank || alpha != l.alpha || dropout != l.dropout || rank_stabilized != l.rank_stabilized ||
-               modules != l.modules;
+               modules != l.modules || on_parameters != l.on_parameters;
     }
     // The scale of an adapter of this rank is its alpha divided by this.
     double divisor(double of_rank) const { return rank_stabilized ? std::sqrt(of_rank) : of_rank; }

@@ -5,6 +5,7 @@
 // SwiGLU model [gate | up]; with tensor parallelism these are a rank's own heads and columns. Files split and permute the rows
 // of the whole tensor, as HfTensor describes.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -34,7 +35,9 @@ struct HfTensor {
     int stacked = 0;              // GPT-OSS, Granite: this many matrices in one tensor; 0: one matrix
     bool gate_up = false;         // whose rows alternate between gate and up, instead of [gate | up]
     int paired = 0, rotated = 0;  // GLM: head size, and its first dimensions, whose rows alternate between two halves
-    int rows_of_matrix() const { return stacked ? rows / stacked : rows; }
+    // PEFT's adapters on so many stacked matrices: A, one below the other, and B (rows, rank of B), whose columns alternate.
+    int below = 0, alternating = 0;
+    int rows_of_matrix() const { return rows / std::max(1, stacked + alternating); }
 };
 
 // Rows [row, row + rows) of a rank's part are rows [whole_row, ...) of the whole tensor.

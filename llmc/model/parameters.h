@@ -157,6 +157,15 @@ void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
         }
         return (size_t)r;
     };
+    if (t.alternating) {  // here (matrix, row, column), in the file (row, column, matrix)
+        const size_t n = (size_t)t.alternating, rows = spec.size() / cols / (size_t)spec.experts;
+        for (size_t r = 0; r < rows; r++) {
+            const size_t at = file_row(spec.whole_row((int)r));
+            for (size_t col = 0; col < cols; col++)
+                visit(TensorRun{r * cols + col, rows * cols, (at % each * cols + col) * n + at / each, (size_t)spec.experts});
+        }
+        return;
+    }
     for (size_t i = 0; i < spec.blocks.size(); i++) {
         const RowBlock& block = spec.blocks[i];
         const int first = std::max(block.whole_row, t.row), last = std::min(block.whole_row + block.rows, t.row + t.rows);

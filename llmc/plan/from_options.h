@@ -65,6 +65,10 @@ inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
     lora.modules = lora_modules(c, o.lora_targets.empty() ? Strings{"all"} : o.lora_targets);
     ModelConfig adapted = c;
     adapted.lora = lora;
+    for (const LoraTarget& t : lora_targets(adapted))
+        refuse_together(lora.dropout > 0 && t.parameter && is_adapted(adapted, t.module),
+                        format("--lora-dropout %g", lora.dropout), "adapters on " + t.module,
+                        "PEFT has no dropout for experts that are one tensor", "--lora-dropout 0, or --lora-targets qkv proj");
     if (const int most = most_lora_rank(adapted); lora.rank > most)
         fail_usage(
             "--lora-rank %d is above the rank of every matrix that gets adapters, at most %d: as many numbers would train the "
