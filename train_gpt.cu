@@ -591,7 +591,7 @@ void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     const bool compares = !p.in.pairs.empty(), keeps_logits = training && compares && N <= a.head_rows;
     const auto logits = [&](int row) {
         const int rows = std::min(a.head_rows, N - row);
-        be::linear_forward(p.ctx, a.logits, normed + (size_t)row * C, m.p.head, nullptr, rows, C, m.local.Vpl);
+        be::linear_forward(p.ctx, a.logits, normed + (size_t)row * C, m.p.head, m.p.head_b, rows, C, m.local.Vpl);
         return rows;
     };
     if (training && compares) {
@@ -605,6 +605,7 @@ void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         classify(p, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
         if (m.g.head) add_head_gradient(p, row, rows, inp);
+        if (m.g.head_b) be::bias_backward(p.ctx, m.g.head_b, a.logits, rows, m.local.Vpl);
         floatX* dinp = dnormed + (size_t)row * C;  // may be the memory of inp
         be::linear_backward_input(p.ctx, dinp, a.logits, m.p.head, rows, C, m.local.Vpl);
     }

@@ -3,6 +3,7 @@
 // cache.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <set>
@@ -41,7 +42,7 @@ std::string llama_like(const std::string& type, const std::string& further) {
 }
 
 // ---- files of transformers ------------------------------------------------------------------------------------------------
-class Golden : public testing::TestWithParam<const char*> {};
+class Golden : public testing::TestWithParam<std::string> {};
 
 TEST_P(Golden, ConfigAndNames) {
     const std::string directory = golden(std::string("families/") + GetParam());
@@ -58,12 +59,15 @@ TEST_P(Golden, ConfigAndNames) {
     read_tensors(directory, c, table, params.data());
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Golden,
-                         testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox", "gemma",
-                                         "gemma2", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss",
-                                         "granite", "granitemoe", "minicpm", "cohere", "cohere2", "opt", "internlm2", "mpt",
-                                         "falcon"),
-                         [](const auto& test) { return std::string(test.param); });
+std::vector<std::string> golden_families() {
+    std::vector<std::string> names;
+    std::error_code absent;  // a program with these tests may run elsewhere
+    for (const auto& entry : std::filesystem::directory_iterator(golden("families"), absent))
+        names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+INSTANTIATE_TEST_SUITE_P(Families, Golden, testing::ValuesIn(golden_families()), [](const auto& test) { return test.param; });
 
 // ---- published models -----------------------------------------------------------------------------------------------------
 TEST(Families, PublishedConfigs) {
@@ -146,6 +150,17 @@ TEST(Families, PublishedConfigs) {
                         "rope_scaling": {"factor": 2.0, "type": "dynamic"}, "num_key_value_heads": 2,
                         "attn_implementation": "eager")"),
          [](const ModelConfig& c) { return !c.qkv_bias && c.NKV == 2 && c.T == 256 && c.rope_base == 1e6 && !c.tied; }},
+        {"InternLM3 8B", llama_like("internlm3", R"("bias": false, "qkv_bias": false, "head_dim": 16, "rope_theta": 50000000,
+                        "rope_scaling": {"factor": 6.0, "rope_type": "dynamic"}, "num_key_value_heads": 2)"),
+         [](const ModelConfig& c) { return !c.qkv_bias && c.NKV == 2 && c.T == 768 && c.HS() == 16 && c.eps == 1e-5; }},
+        {"EXAONE 3.5", R"({"model_type": "exaone", "vocab_size": 99, "hidden_size": 64, "num_layers": 2, "head_dim": 16,
+                        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 80, "embed_dropout": 0.0,
+                        "activation_function": "silu", "layer_norm_epsilon": 1e-06, "max_position_embeddings": 128,
+                        "rope_theta": 1000000.0, "tie_word_embeddings": true})",
+         [](const ModelConfig& c) {
+             const json written = to_hf_config(c, "");
+             return c.L == 2 && c.eps == 1e-6 && c.tied && written["num_layers"] == 2 && written["num_hidden_layers"] == 2;
+         }},
         {"MPT 7B", R"({"model_type": "mpt", "vocab_size": 99, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 128,
                         "expansion_ratio": 4, "no_bias": true, "norm_type": "low_precision_layernorm", "verbose": 0,
                         "attn_config": {"alibi": true, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
@@ -153,6 +168,18 @@ TEST(Families, PublishedConfigs) {
          [](const ModelConfig& c) {
              return c.F == 256 && c.T == 128 && !c.norm_bias && c.tied && c.position == Position::alibi && !c.mlp_bias &&
                     c.activation == Activation::gelu_exact;
+         }},
+        {"Phi-2", llama_like("phi", R"("partial_rotary_factor": 0.25, "hidden_act": "gelu_new", "qk_layernorm": false,
+                        "embd_pdrop": 0.0, "resid_pdrop": 0.1, "layer_norm_eps": 1e-5, "num_key_value_heads": 4)"),
+         [](const ModelConfig& c) {
+             return c.rotated() == 4 && c.norm_place == NormPlace::shared && c.head_bias && c.proj_bias && !c.tied &&
+                    c.activation == Activation::gelu && c.T == 128;
+         }},
+        {"GPT-J 6B", R"({"model_type": "gptj", "vocab_size": 99, "n_embd": 176, "n_layer": 2, "n_head": 4, "n_positions": 128,
+                        "rotary": true, "rotary_dim": 30, "n_inner": null, "scale_attn_weights": true,
+                        "activation_function": "gelu_new", "attn_pdrop": 0.0, "tie_word_embeddings": false})",
+         [](const ModelConfig& c) {
+             return c.rotated() == 30 && c.F == 704 && c.head_bias && c.mlp_bias && !c.qkv_bias && c.attention_scale == 0;
          }},
         {"Falcon 7B", R"({"model_type": "falcon", "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2,
                         "num_attention_heads": 4, "alibi": false, "bias": false, "multi_query": true, "parallel_attn": true,
@@ -370,6 +397,15 @@ TEST(Families, UnsupportedIsNamed) {
         {llama_like("mpt", R"("d_model": 64, "n_layers": 2, "n_heads": 4, "attn_config": 7)"), {"'attn_config'", "an object"}},
         {llama_like("mpt", R"("d_model": 64, "n_layers": 2, "n_heads": 4, "norm_type": "rmsnorm")"),
          {"'norm_type'", "low_precision_layernorm"}},
+        {llama_like("phi", R"("qk_layernorm": true)"), {"'qk_layernorm'", "only false"}},
+        {R"({"model_type": "gptj", "vocab_size": 9, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8,
+             "rotary_dim": null})",
+         {"'rotary_dim'", "a number"}},
+        {R"({"model_type": "codegen", "vocab_size": 9, "n_embd": 18, "n_layer": 1, "n_head": 3, "n_positions": 8,
+             "rotary_dim": 2})",
+         {"'n_embd'", "a multiple of 4"}},
+        {llama_like("exaone", R"("num_layers": 5)"), {"'num_layers'", "'num_hidden_layers'", "contradict"}},
+        {llama_like("internlm3", R"("bias": true)"), {"'bias'", "only false"}},
         {llama_like("falcon", R"("alibi": true)"), {"'alibi'", "only false"}},
         {llama_like("falcon", R"("num_ln_in_parallel_attn": 2)"), {"'num_ln_in_parallel_attn'", "only 1"}},
         {llama_like("falcon", R"("new_decoder_architecture": true, "parallel_attn": false)"), {"'parallel_attn'", "only true"}},
@@ -591,6 +627,19 @@ TEST(Families, CombinationsFindTheirClass) {
              c.attention_scale = 0.3;
          }},
         {"falcon", [](ModelConfig& c) { set_family(c, "falcon"); }},
+        {"internlm3", [](ModelConfig& c) { set_family(c, "internlm3"); }},
+        {"exaone", [](ModelConfig& c) { set_family(c, "exaone"); }},
+        {"phi",
+         [](ModelConfig& c) {
+             set_family(c, "phi");
+             c.rotary_fraction = 0.25;
+         }},
+        {"gptj",
+         [](ModelConfig& c) {
+             set_family(c, "gptj");
+             c.rotary_fraction = 0.75;
+         }},
+        {"codegen", [](ModelConfig& c) { set_family(c, "codegen"); }},
         {"falcon",
          [](ModelConfig& c) {
              set_family(c, "falcon");
@@ -688,9 +737,8 @@ TEST(Families, CombinationsFindTheirClass) {
         c.L = 4;
         if (!c.C) c.C = 64;
         c.NH = 4;
-        c.NKV = c.family == "gpt2" || c.family == "bloom" || c.family == "gpt_neox" || c.family == "opt" || c.family == "mpt"
-                    ? 4
-                    : 2;
+        const std::set<std::string> ungrouped = {"gpt2", "bloom", "gpt_neox", "opt", "mpt", "gptj", "codegen"};
+        c.NKV = ungrouped.count(c.family) ? 4 : 2;
         if (c.C % c.NH) c.head_size = 16;
         if (!c.F) c.F = 80;
         c.T = 32;
@@ -746,6 +794,7 @@ TEST(Families, OurFormHasEveryField) {
         [](ModelConfig& c) { c.qkv_bias = true; },
         [](ModelConfig& c) { c.proj_bias = true; },
         [](ModelConfig& c) { c.mlp_bias = true; },
+        [](ModelConfig& c) { c.head_bias = true; },
         [](ModelConfig& c) { c.head_size = 24; },
         [](ModelConfig& c) { c.attention_scale = 0.3; },
         [](ModelConfig& c) { c.attention_softcap = 3; },

@@ -355,7 +355,7 @@ void run_import(const std::string& gguf, const std::string& out) {
 TEST(GgufModel, ComesBack) {
     for (const GgufArchitecture& a : gguf_architectures())
         for (const bool tied : {false, true}) {
-            if (std::string(a.family) == "mistral") continue;  // returns as a Llama, which it is without its window
+            if (std::string(a.family) == "mistral" || std::string(a.family) == "internlm3") continue;  // return as Llamas
             const ModelConfig c = tiny(a.family, tied);
             if (c.tied != tied) continue;  // a family with an always tied head
             SCOPED_TRACE(a.family);

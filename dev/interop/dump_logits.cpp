@@ -77,7 +77,7 @@ int main(int argc, char** argv) try {
     model_forward(pass);
     const int N = pass.N();
     final_norm_forward(pass, pass.in.out());
-    be::linear_forward(run.ctx, m.a.logits, m.a.final_norm, m.p.head, nullptr, N, m.c.C, m.c.Vp);
+    be::linear_forward(run.ctx, m.a.logits, m.a.final_norm, m.p.head, m.p.head_b, N, m.c.C, m.c.Vp);
     write_logits(run.ctx, m, N, argv[4]);
     if (argc == 6) write_gradients(run.ctx, run.dir, batch, argv[5]);
 } catch (const std::exception& e) {

@@ -73,6 +73,9 @@ FAMILIES = {
                                 "max_position_embeddings": T}, "FALCON"),
     "falcon 40B": ("FalconConfig", {"vocab_size": V, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
                                     "new_decoder_architecture": True, "num_kv_heads": 2, "max_position_embeddings": T}, "FALCON"),
+    "phi": ("PhiConfig", SIZES | {"num_key_value_heads": 4, "intermediate_size": 256}, "PHI2"),
+    "internlm3": ("InternLM3Config", SIZES, "LLAMA"),
+    "exaone": ("ExaoneConfig", SIZES | {"rope_parameters": LLAMA3}, "EXAONE"),
     "smollm3": ("SmolLM3Config", SIZES | {"num_hidden_layers": 5}, "SMOLLM3"),
     "olmo2": ("Olmo2Config", SIZES, "OLMO2"),
     "gpt_neox": ("GPTNeoXConfig", {k: v for k, v in SIZES.items() if k != "num_key_value_heads"} | {"intermediate_size": 256},
@@ -120,7 +123,7 @@ def expected_tensors(folder, config, arch):
     heads, expected, experts = config.num_attention_heads, {}, {}
     for name, w in load_file(folder / "model.safetensors").items():
         w = w.astype(np.float32)
-        if "attn.c_" in name or "mlp.c_" in name:
+        if arch == "GPT2" and ("attn.c_" in name or "mlp.c_" in name):
             w = w.T
         if "query_key_value" in name or "wqkv" in name:
             groups = getattr(config, "num_key_value_heads", 0) or (

@@ -94,6 +94,13 @@ MODELS = {
     "mpt": t.MptConfig(d_model=20, n_layers=2, n_heads=5, max_seq_len=32, layer_norm_epsilon=1e-4, **IDS),
     "falcon": t.FalconConfig(new_decoder_architecture=True, num_kv_heads=2, ffn_hidden_size=28, bias=True, hidden_size=24,
                              num_hidden_layers=2, num_attention_heads=6, max_position_embeddings=32, **IDS),
+    "phi": t.PhiConfig(hidden_size=40, intermediate_size=24, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1,
+                       max_position_embeddings=32, layer_norm_eps=1e-4,
+                       rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.5}, **IDS),
+    "gptj": t.GPTJConfig(n_embd=40, n_layer=2, n_head=4, n_positions=32, rotary_dim=6, n_inner=24, **IDS),
+    "codegen": t.CodeGenConfig(n_embd=40, n_layer=2, n_head=4, n_positions=32, rotary_dim=6, n_inner=24, **IDS),
+    "internlm3": t.InternLM3Config(**SIZES),
+    "exaone": t.ExaoneConfig(rope_parameters=LLAMA3, **SIZES),
 }
 SCALINGS = {  # rope_parameters, and the length of the sequence
     "default": ({"rope_type": "default"}, 16),
@@ -126,8 +133,15 @@ def random_model(config, seed):
     return model
 
 
+EXAONE = {"model.embed_tokens": "transformer.wte", "model.layers": "transformer.h", "model.norm": "transformer.ln_f",
+          "self_attn.o_proj": "attn.attention.out_proj", "self_attn": "attn.attention", "input_layernorm": "ln_1",
+          "post_attention_layernorm": "ln_2", "gate_proj": "c_fc_0", "up_proj": "c_fc_1", "down_proj": "c_proj"}
+
+
 def by_file(name, key, gradient):
-    """Gradients by the names in files: transformers 5 stacks the matrices of experts."""
+    """Gradients by the names in files: transformers 5 stacks the matrices of experts, and an EXAONE is a Llama there."""
+    for ours, in_file in EXAONE.items():
+        if name == "exaone": key = key.replace(ours, in_file)
     mlp, fc1, fc2 = ("block_sparse_moe", ("w1", "w3"), "w2") if name == "mixtral" else ("mlp", ("gate_proj", "up_proj"), "down_proj")
     key = key.replace(".mlp.", f".{mlp}.") if name == "mixtral" else key
     if name == "granitemoe":

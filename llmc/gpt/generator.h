@@ -83,7 +83,7 @@ public:
             const Pass pass = {ctx_, m_, in};
             final_norm_forward(pass, a.branch_out);
             pass.need_head();
-            be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, rows_, c.C, Vpl);
+            be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, m_.p.head_b, rows_, c.C, Vpl);
             be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, rows * Vpl);
         } else be::clear(ctx_, a.next_logits, all * sizeof(floatX));
         be::all_reduce(ctx_, m_.ranks->pp, a.next_logits, all);  // the other stages add zero

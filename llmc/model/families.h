@@ -30,6 +30,7 @@ struct TensorNames {
     bool transposes_experts = false;          // which has (in, out) matrices: HfTensor::transposed, gate_up
     bool transposed = false;                  // GPT-2's Conv1D stores matrices (in, out)
     bool paired = false;                      // rows of queries and keys alternate between the two halves that rope rotates
+    int shards = 0;                           // of heads, in each of which rows of qkv are [q | v | k]: CodeGen's 4
     bool grouped = false;                     // rows of qkv are [q heads | k | v] per key/value head: HfTensor::groups
     // Prefixes of published files whose names differ from those that transformers writes: {ours, theirs}.
     std::vector<std::pair<const char*, const char*>> other_prefixes = {};
@@ -62,6 +63,19 @@ inline ModelConfig bloom_structure() {
     ModelConfig c = gpt2_structure();
     c.position = Position::alibi;
     c.embedding_norm = true;
+    return c;
+}
+inline ModelConfig gptj_structure() {
+    ModelConfig c;
+    c.norm = Norm::layernorm;
+    c.norm_place = NormPlace::shared;
+    c.activation = Activation::gelu;
+    c.mlp_bias = c.head_bias = true;
+    return c;
+}
+inline ModelConfig phi_structure() {
+    ModelConfig c = gptj_structure();
+    c.qkv_bias = c.proj_bias = true;
     return c;
 }
 inline ModelConfig gpt_neox_structure() {
@@ -345,6 +359,37 @@ inline TensorNames bigcode_names() {
     n.transposed = false;
     return n;
 }
+inline TensorNames gptj_names() {
+    TensorNames n = bigcode_names();
+    n.qkv = {"attn.q_proj", "attn.k_proj", "attn.v_proj"};
+    n.proj = "attn.out_proj";
+    n.fc1 = {"mlp.fc_in"};
+    n.fc2 = "mlp.fc_out";
+    n.paired = true;
+    return n;
+}
+inline TensorNames codegen_names() {
+    TensorNames n = gptj_names();
+    n.qkv = {"attn.qkv_proj"};
+    n.shards = 4;
+    n.not_ours.push_back(".attn.causal_mask");
+    return n;
+}
+inline TensorNames phi_names() {
+    TensorNames n = own_names();
+    n.final_norm = "final_layernorm";
+    n.proj = "self_attn.dense";
+    n.fc1 = {"mlp.fc1"};
+    n.fc2 = "mlp.fc2";
+    return n;
+}
+inline TensorNames exaone_names() {
+    TensorNames n = bigcode_names();
+    n.qkv = {"attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"};
+    n.proj = "attn.attention.out_proj";
+    n.fc1 = {"mlp.c_fc_0", "mlp.c_fc_1"};
+    return n;
+}
 inline TensorNames mpt_names() {
     TensorNames n = bigcode_names();
     n.layer = "blocks.";
@@ -461,6 +506,11 @@ inline const std::vector<Family>& families() {
         {"internlm2", "InternLM2ForCausalLM", {}, internlm2_names()},
         {"mpt", "MptForCausalLM", mpt_structure(), mpt_names()},
         {"falcon", "FalconForCausalLM", falcon_structure(), falcon_names()},
+        {"phi", "PhiForCausalLM", phi_structure(), phi_names()},
+        {"gptj", "GPTJForCausalLM", gptj_structure(), gptj_names()},
+        {"codegen", "CodeGenForCausalLM", gptj_structure(), codegen_names()},
+        {"internlm3", "InternLM3ForCausalLM", {}, llama_names()},
+        {"exaone", "ExaoneForCausalLM", {}, exaone_names()},
         {"train_gpt", "TrainGptForCausalLM", {}, own_names()},
     };
     return rows;

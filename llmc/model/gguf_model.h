@@ -45,6 +45,7 @@ inline const std::vector<GgufArchitecture>& gguf_architectures() {
         {"llama", "llama", true, true},
         {"llama", "mistral", true, true},
         {"llama", "mixtral", true},
+        {"llama", "internlm3", true, true},
         {"qwen2", "qwen2"},
         {"qwen3", "qwen3"},
         {"qwen2moe", "qwen2_moe", false, false, false, 0, 0, true},
@@ -62,6 +63,8 @@ inline const std::vector<GgufArchitecture>& gguf_architectures() {
         {"internlm2", "internlm2", true},
         {"mpt", "mpt"},
         {"falcon", "falcon"},
+        {"phi2", "phi"},
+        {"exaone", "exaone"},
         {"gemma", "gemma"},
         {"gemma2", "gemma2", false, false, false, 2, 46},
         {"gemma3", "gemma3_text", false, false, false, 6, 62},
@@ -496,7 +499,8 @@ inline void check_gguf_says(const ModelConfig& c, const GgufArchitecture& a) {
         for (const GgufPart& part : gguf_parts(c, a, spec)) names.push_back(part.name);
     const auto has = [&](const std::string& name) { return std::find(names.begin(), names.end(), name) != names.end(); };
     ModelConfig said = gguf_config(gguf_metadata(c, a), "the GGUF file", has);
-    const bool has_factors = c.rope_scaling.type == RopeScaling::Type::llama3 && std::string(a.name) == "llama";
+    const bool has_factors =
+        c.rope_scaling.type == RopeScaling::Type::llama3 && (a.name == std::string("llama") || c.family == "exaone");
     if (has_factors) said.rope_scaling = c.rope_scaling;
     const auto every_choice = [](ModelConfig m) {
         m = canonical(m);

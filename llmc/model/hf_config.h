@@ -24,7 +24,8 @@ using C = ModelConfig;
 inline Key attention_dropout() { return number("attention_dropout", &C::attention_dropout, 0); }
 inline Key hidden_dropout() { return number("hidden_dropout", &C::hidden_dropout, 0); }
 
-inline Keys gpt2_keys() {
+// The keys of GPT-2 and GPT-J, with the class's dropouts, and `further` ones.
+inline Keys gpt2_keys(double dropout, const Keys& further) {
     return {size("n_embd", &C::C),
             size("n_layer", &C::L),
             size("n_head", &C::NH),
@@ -33,12 +34,14 @@ inline Keys gpt2_keys() {
             size_or("n_inner", &C::F, &C::C, 4),
             plain_activation("activation_function"),
             number("layer_norm_epsilon", &C::eps, 1e-5),
-            number("attn_pdrop", &C::attention_dropout, 0.1),
-            number("embd_pdrop", &C::embedding_dropout, 0.1),
-            number("resid_pdrop", &C::hidden_dropout, 0.1),
-            scale_attn_weights(),
-            only("scale_attn_by_inverse_layer_idx", false),
-            only("add_cross_attention", false)};
+            number("attn_pdrop", &C::attention_dropout, dropout),
+            number("embd_pdrop", &C::embedding_dropout, dropout),
+            number("resid_pdrop", &C::hidden_dropout, dropout),
+            together(further)};
+}
+inline Keys gpt2_keys() {
+    return gpt2_keys(
+        0.1, {scale_attn_weights(), only("scale_attn_by_inverse_layer_idx", false), only("add_cross_attention", false)});
 }
 inline Keys bloom_keys() {
     return {size("hidden_size", &C::C, required, "n_embed"),
@@ -126,6 +129,13 @@ inline Keys gpt_neox_keys() {
                        rope({"rotary_emb_base", 10000, "rotary_pct", 0.25}), parallel_residual(), attention_bias(true),
                        attention_dropout(), hidden_dropout()});
 }
+inline Keys phi_keys() {
+    return with_sizes(
+        {grouped_heads()}, 2048,
+        {plain_activation("hidden_act"), number("layer_norm_eps", &C::eps, 1e-5),
+         rope({"rope_theta", 10000, "partial_rotary_factor", 0.5}), only("qk_layernorm", false),
+         number("embd_pdrop", &C::embedding_dropout, 0), number("resid_pdrop", &C::hidden_dropout, 0), attention_dropout()});
+}
 // The keys that Llama and its descendants share, and `further` keys.
 inline Keys llama_keys(const Keys& further, int longest = 2048, int head_size = 0, double eps = 1e-6,
                        const RopeKeys& rope_keys = {}, const Key& activation = gated_activation("hidden_act")) {
@@ -156,6 +166,7 @@ inline Keys nemotron_keys() {
 inline Keys bigcode_keys() {
     return {together(gpt2_keys()),
             only_written("multi_query", true),
+            only("num_key_value_heads", 1),
             {[](const HfReader&, ModelConfig& c) { c.NKV = 1; }, [](Json&, const ModelConfig&) {}}};
 }
 inline Keys cohere_keys(double rope_base, const Keys& further) {
@@ -180,6 +191,7 @@ inline Keys own_keys() {
                        flag("qkv_bias", &C::qkv_bias, false),
                        flag("proj_bias", &C::proj_bias, false),
                        flag("mlp_bias", &C::mlp_bias, false),
+                       flag("head_bias", &C::head_bias, false),
                        number("attention_scale", &C::attention_scale, 0),
                        number_or_null("attn_logit_softcapping", &C::attention_softcap, 0),
                        number_or_null("final_logit_softcapping", &C::logit_softcap, 0),
@@ -281,6 +293,19 @@ inline const Keys& keys_of(const std::string& family) {
         {"internlm2", llama_keys({attention_bias(true, "bias"), no_window()}, 2048)},
         {"mpt", mpt_keys()},
         {"falcon", falcon_keys()},
+        {"phi", phi_keys()},
+        {"gptj", gpt2_keys(0, {rotary_dim()})},
+        {"codegen", gpt2_keys(0, {rotary_dim(), width_in_shards(4)})},
+        {"internlm3",
+         llama_keys({only("attention_bias", false), only("mlp_bias", false), only("qkv_bias", false), only("bias", false)},
+                    32768, 128, 1e-5)},
+        {"exaone",
+         {renamed({{"num_layers", "num_hidden_layers"},
+                   {"layer_norm_epsilon", "rms_norm_eps"},
+                   {"activation_function", "hidden_act"}},
+                  llama_keys({only("attention_bias", false), only("mlp_bias", false),
+                              number("embed_dropout", &C::embedding_dropout, 0)},
+                             4096, 0, 1e-5, ernie_rope))}},
         {"train_gpt", own_keys()},
     };
     const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });
@@ -369,8 +394,8 @@ inline bool has_no_effect(const std::string& key) {
         "tie_encoder_decoder finetuning_task id2label label2id num_labels problem_type task_specific_params "
         "tokenizer_class prefix gradient_checkpointing classifier_dropout classifier_dropout_prob "
         "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx "
-        "reorder_and_upcast_attn attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion "
-        "skip_bias_add skip_bias_add_qkv slow_but_exact offset_alibi pretraining_tp max_window_layers "
+        "reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32 masked_softmax_fusion "
+        "bias_dropout_fusion skip_bias_add skip_bias_add_qkv slow_but_exact offset_alibi pretraining_tp max_window_layers "
         "output_router_logits router_aux_loss_coef experts_per_token initial_context_length attn_implementation "
         "attn_impl init_device init_config learned_pos_emb tokenizer_name verbose "
         "hidden_act full_attention sliding_attention type original_max_position_embeddings ";
@@ -418,7 +443,7 @@ inline bool same_model(const ModelConfig& a, const ModelConfig& b) {
 // True if files of this family can represent all of c.
 inline bool holds(const Family& family, ModelConfig c) {
     // transformers' classes require this although they have a head_dim.
-    for (const char* name : {"llama", "gemma2", "gemma3_text"})
+    for (const char* name : {"llama", "gemma2", "gemma3_text", "internlm3", "exaone"})
         if (std::string(name) == family.name && c.C % c.NH) return false;
     // Their classes ignore head_dim: OLMoE's in transformers 4, Cohere 2's also in 5.
     for (const char* name : {"olmoe", "cohere2", "internlm2"})

@@ -171,6 +171,25 @@ inline Key within(const char* object, const Keys& keys) {
             },
             [=](Json& j, const ModelConfig& c) { inside.write(j[object] = Json::object(), c); }};
 }
+// Keys that files of the model's own code have by other names: {theirs, transformers'}. Writes both.
+inline Key renamed(const std::vector<std::pair<const char*, const char*>>& names, const Keys& keys) {
+    const Key all = together(keys);
+    return {[=](const HfReader& in, ModelConfig& c) {
+                nlohmann::json j = in.j;
+                for (const auto& [theirs, ours] : names) {
+                    if (in.absent(theirs)) continue;
+                    if (!in.absent(ours) && j[ours] != j[theirs])
+                        fail("%s: '%s' and '%s' contradict each other; HINT: remove one of them", in.source.c_str(), theirs,
+                             ours);
+                    j[ours] = j[theirs];
+                }
+                all.read({j, in.source, in.read}, c);
+            },
+            [=](Json& j, const ModelConfig& c) {
+                all.write(j, c);
+                for (const auto& [theirs, ours] : names) j[theirs] = j[ours];
+            }};
+}
 // A setting with one supported value.
 inline Key only(const char* key, const nlohmann::json& value) {
     return {[=](const HfReader& in, ModelConfig&) { in.only(key, value); }, [](Json&, const ModelConfig&) {}};
@@ -273,6 +292,23 @@ inline Key parallel_residual() {
             [=](Json& j, const ModelConfig& c) { j[key] = c.norm_place == NormPlace::parallel; }};
 }
 
+// GPT-J: the number of dimensions of each head that are rotated. Published files have two keys that its class ignores.
+inline Key rotary_dim() {
+    const char* const key = "rotary_dim";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                if (in.absent(key) && in.j.contains(key)) in.unsupported(key, "a number");
+                for (const char* other : {"rotary", "scale_attn_weights"}) in.only(other, true);
+                c.rotary_fraction = c.HS() > 0 ? (double)in.count(key, 64) / c.HS() : 1;
+            },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.rotated(); }};
+}
+// The width must be a multiple of the shards of TensorNames.
+inline Key width_in_shards(int shards) {
+    return {[=](const HfReader& in, ModelConfig& c) {
+                if (c.C % shards) in.unsupported("n_embd", "a multiple of " + std::to_string(shards));
+            },
+            [](Json&, const ModelConfig&) {}};
+}
 // Falcon: the new architecture has groups of heads and one or two norms of both branches, the old one one key/value head, or as
 // many as query heads, and one norm of both branches, or two in turn.
 inline Key falcon_block() {

@@ -91,7 +91,7 @@ enum class NormPlace {
     after,     // x + norm(f(x)): OLMo-2
     both,      // x + norm(f(norm(x))): Gemma
     parallel,  // x + attention(norm1(x)) + mlp(norm2(x)): GPT-NeoX
-    shared,    // x + attention(norm(x)) + mlp(norm(x)): Cohere
+    shared,    // x + attention(norm(x)) + mlp(norm(x)): Cohere, Falcon, GPT-J
 };
 enum class QkNorm {
     none,
@@ -114,7 +114,7 @@ struct ModelConfig {
     bool norm_bias = true;       // of a LayerNorm
     bool norm_plus_one = false;  // norms multiply by 1 + w
     QkNorm qk_norm = QkNorm::none;
-    bool qkv_bias = false, proj_bias = false, mlp_bias = false;
+    bool qkv_bias = false, proj_bias = false, mlp_bias = false, head_bias = false;
     MixtureConfig mixture;
     int head_size = 0;                                // 0: C / NH
     double attention_scale = 0;                       // factor of q.k; 0: 1 / sqrt(HS)
@@ -161,7 +161,7 @@ struct ModelConfig {
         return n;
     }
     int expert_width() const { return mixture.width ? mixture.width : F; }
-    int rotated() const { return (int)(rotary_fraction * HS()); }
+    int rotated() const { return (int)(rotary_fraction * HS() + 1e-6); }  // 30 of 44, although 30.0 / 44 * 44 is below 30
     // With a residual scale r the stream x + r f(norm(x)) is kept divided by r, x / r + f(norm(x)), so that no op multiplies by
     // r: a norm gives the same for x / r with eps / r^2 as for x with eps.
     double stream_scale() const { return embedding_scale / residual_scale; }  // factor of the token embedding in the stream

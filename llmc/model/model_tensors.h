@@ -34,6 +34,7 @@ struct HfTensor {
     int groups = 0, queries = 0;  // BLOOM, InternLM2: file rows are [q | k | v] per group of heads, which has so many rows of q
     int stacked = 0;              // GPT-OSS, Granite: this many matrices in one tensor; 0: one matrix
     bool gate_up = false;         // whose rows alternate between gate and up, instead of [gate | up]
+    bool values_first = false;    // CodeGen: with groups, which are [q | v | k] then
     int paired = 0, rotated = 0;  // GLM: head size, and its first dimensions, whose rows alternate between two halves
     // PEFT's adapters on so many stacked matrices: A, one below the other, and B (rows, rank of B), whose columns alternate.
     int below = 0, alternating = 0;
@@ -160,6 +161,7 @@ struct Params {
     E *emb_norm_w, *emb_norm_b;  // (C) (C) BLOOM's embedding norm
     std::vector<BlockParams<E>> blocks;
     E *final_norm_w, *final_norm_b;  // (C) (C)
+    E* head_b;                       // (Vpl) of the logits
     E* head;                         // (Vpl, C); tied: on the first stage the memory of wte, on another last stage a copy of it
 };
 
@@ -325,10 +327,13 @@ private:
         const TensorFactors query_norm = inside.folded(queries);
         const std::string name = "blocks." + std::to_string(l) + ".";
         const auto hf = [&](const char* of_block) { return top(names.layer) + std::to_string(l) + "." + of_block; };
-        std::vector<HfTensor> qkv = {{hf(names.qkv[0]), 0, c.QKV(), false, names.grouped ? c.NKV : 0, Q / c.NKV}};
+        std::vector<HfTensor> qkv = {{hf(names.qkv[0]), 0, c.QKV()}};
+        qkv[0].groups = names.grouped ? c.NKV : names.shards;
+        qkv[0].queries = qkv[0].groups ? Q / qkv[0].groups : 0;
+        qkv[0].values_first = names.shards > 0;
         if (names.qkv.size() == 3) qkv = {{hf(names.qkv[0]), 0, Q}, {hf(names.qkv[1]), Q, K}, {hf(names.qkv[2]), Q + K, K}};
 
-        for (size_t i = 0; names.paired && i < 2; i++) {
+        for (size_t i = 0; names.paired && i < std::min<size_t>(2, qkv.size()); i++) {
             qkv[i].paired = HS;
             qkv[i].rotated = c.rotated();
         }
@@ -408,6 +413,14 @@ private:
     void head(TensorSpec wte) {
         norm(p.final_norm_w, p.final_norm_b, "final_norm", top(names.final_norm),
              outside.folded(scale.logits() * (c.tied ? grown : 1)));
+        if (c.head_bias) {
+            TensorSpec t = vector("head_b", Group::cut, Init::zeros, plain(std::string(names.head) + ".bias", c.V), outside);
+            t.rows = n.Vpl;
+            t.whole_rows = c.Vp;
+            t.blocks = {{0, n.v0, n.Vpl}};
+            t.replicated = false;
+            visit(p.head_b, t);
+        }
         if (!c.tied) return visit(p.head, vocab("head", std::string(names.head) + ".weight"));
         wte.copy = true;
         wte.id = 0;

@@ -138,18 +138,19 @@ struct TensorRun {
 template <class Visit>
 void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
     const int group = t.groups ? t.rows / t.groups : 0, keys = (group - t.queries) / 2;
+    const int paired_rows = t.paired ? t.rows - t.groups * keys : 0;  // not values
     const auto cols = (size_t)spec.cols, whole_cols = (size_t)spec.whole_cols, each = (size_t)t.rows_of_matrix();
     const auto file_row = [&](int whole_row) {
         int r = whole_row - t.row;
+        if (r < paired_rows && r % t.paired < t.rotated) {  // here (head, half, element), in the file (head, element, half)
+            const int e = r % t.paired, half = t.rotated / 2;
+            r += e % half * 2 + e / half - e;
+        }
         if (t.groups) {  // here (q, k or v; group; element), in the file (group; q, k or v; element)
             const int after_q = r - t.groups * t.queries, which = after_q / (t.groups * keys),
                       row = after_q % (t.groups * keys);
             r = after_q < 0 ? r / t.queries * group + r % t.queries
-                            : row / keys * group + t.queries + which * keys + row % keys;
-        }
-        if (t.paired && r % t.paired < t.rotated) {  // here (head, half, element), in the file (head, element, half)
-            const int e = r % t.paired, half = t.rotated / 2;
-            r += e % half * 2 + e / half - e;
+                            : row / keys * group + t.queries + (which ^ (int)t.values_first) * keys + row % keys;
         }
         if (t.gate_up) {  // here (matrix, gate or up, element), in the file (matrix, element, gate or up)
             const int F = (int)each / 2, half = r / F % 2;
