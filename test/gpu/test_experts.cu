@@ -481,7 +481,7 @@ struct Products {
         Doubles expected, allowed;
         for (int i = 0; i < n; i++)
             for (int c = 0; c < IC; c++) {
-                const Dot dot = scaled({dout, row(i, gathered) * OC, 1, weight, (size_t)expert_of(i) * OC * IC + c, IC, OC});
+                const Dot dot = scaled(Dot(dout, row(i, gathered) * OC, 1, weight, (size_t)expert_of(i) * OC * IC + c, IC, OC));
                 add_expected(dot, as_double(first[(size_t)i * IC + c]), acc, expected, allowed);
             }
         expect(dinp, IC, expected, allowed, "dinp");
