@@ -353,7 +353,7 @@ refuse "shape other than config.json's"     "mlp"                           "$pr
 spoil zero; sed -i 's/"rope_theta": [0-9.]*/"rope_theta": 0/' zero/config.json
 for use in "generate --prompt a" "eval --text good.txt" "export --out never" "export --gguf never.gguf" "train --data-path good --train-iters 1 --out never"; do
     # shellcheck disable=SC2086 # several words
-    refuse "${use%% --p*}: a size by its file"  "^error: zero/config.json: --rotary-base is 0" "$program" $use --model zero
+    refuse "${use%% --p*}: a size by its file"  "^error: zero/config.json: 'rope_theta' is 0" "$program" $use --model zero
 done
 spoil jinja; printf '{{ x' >jinja/chat_template.jinja
 refuse "a chat template by its file"        "jinja/chat_template.jinja: line 1"  "$program" generate --model jinja --chat --prompt a

@@ -807,17 +807,35 @@ TEST(ModelDirectory, HostileConfigs) {
         nlohmann::json j = to_hf_config(tiny(family, true), "float32");
         j[key] = value;
         write_file(dir / "config.json", j.dump());
-        expect_error([&] { check_config(read_config(dir / "")); }, {part});
+        expect_error([&] { read_config(dir / ""); }, {dir / "/config.json", part});
     };
     for (const char* key : {"vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "max_position_embeddings"})
         for (const int64_t value : {int64_t{-1}, int64_t{1} << 30, int64_t{1} << 32, INT64_MAX})
             refuse("llama", key, value, key);
-    refuse("llama", "num_hidden_layers", 1 << 28, "num-layers");  // the table by itself would need tens of GB
-    refuse("llama", "intermediate_size", 1 << 28, "ffn-hidden-size");
+    // The table by itself would need tens of GB.
+    refuse("llama", "num_hidden_layers", 1 << 28,
+           "'num_hidden_layers' is 268435456; it must be at most 10000; HINT: correct it");
+    refuse("llama", "intermediate_size", 1 << 28, "'intermediate_size' is 268435456; it must be at most");
+    refuse("llama", "num_attention_heads", 0, "'num_attention_heads' is 0; it must be at least 1; HINT: correct it");
+    refuse("llama", "num_key_value_heads", 3, "'num_attention_heads' 4 is not divisible by 'num_key_value_heads' 3");
     refuse("gpt2", "n_embd", 1 << 30, "n_embd");  // 4 n_embd overflows an int
-    refuse("gpt2", "n_embd", 1 << 28, "hidden-size");
-    for (const double eps : {0.0, -1e-5, 1e-300, 2.0}) refuse("bloom", "layer_norm_epsilon", eps, "norm-epsilon");
-    for (const double base : {0.0, -10000.0, 1e-300}) refuse("llama", "rope_theta", base, "rotary-base");
+    refuse("gpt2", "n_embd", 1 << 28, "'n_embd' is 268435456; it must be at most");
+    for (const double eps : {0.0, -1e-5, 1e-300, 2.0}) refuse("bloom", "layer_norm_epsilon", eps, "'layer_norm_epsilon' is ");
+    for (const double base : {0.0, -10000.0, 1e-300}) refuse("llama", "rope_theta", base, "'rope_theta' is ");
+    refuse("llama", "rope_parameters", {{"rope_theta", -1}}, "'rope_parameters.rope_theta' is -1");
+    refuse("llama", "rope_scaling", {{"type", "linear"}, {"factor", 1e9}}, "'rope_scaling.factor' is 1e+09");
+    refuse("gpt2", "resid_pdrop", 1.5, "'resid_pdrop' is 1.5; it must be between 0 and 0.99");
+    refuse("mixtral", "num_experts_per_tok", 99, "'num_experts_per_tok' is 99; it must be between 1 and 'num_local_experts'");
+    refuse("gemma2", "query_pre_attn_scalar", 1e300, "attention scores (from 'query_pre_attn_scalar') is 1e-150");
+    for (const double std : {-0.02, 1e9}) refuse("llama", "initializer_range", std, "'initializer_range' is ");
+
+    ModelConfig tall = tiny("llama", true);
+    tall.L = 99999;
+    expect_error(
+        [&] {
+            check_config_of({{"llama.block_count", tall.L}}, "x.gguf", tall, "llama.");
+        },
+        {"x.gguf: 'llama.block_count' is 99999; it must be at most 10000"});
 
     const int deep = 1 << 18;
     const std::string nested = std::string(deep, '[') + std::string(deep, ']');

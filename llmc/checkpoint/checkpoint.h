@@ -57,8 +57,9 @@ inline ModelConfig read_config(const std::string& dir) {
              dir.c_str(), lora ? merge.c_str() : "");
     }
     const std::string path = dir + "/config.json";
-    ModelConfig c = from_hf_config(read_json(path), path);
-    check_config_of(path, c);
+    const nlohmann::json file = read_json(path);
+    ModelConfig c = from_hf_config(file, path);
+    check_config_of(file, path, c);
     if (const auto gguf = gguf_model_in(dir)) c.coded = gguf->formats();
     return c;
 }

@@ -71,7 +71,7 @@ public:
         architecture.split_experts = file.find("blk.0.ffn_gate.0.weight") != nullptr;
         c = gguf_config(file.metadata(), path, [&](const std::string& name) { return file.find(name) != nullptr; });
         if (architecture.needs_output && detail::same_head(file)) c.tied = true;
-        check_config_of(path, c);
+        check_config_of(file.metadata(), path, c, architecture.name + std::string("."));
         if (const GgufTensor* t = file.find(gguf_rope_factors)) {
             std::vector<float> factors(t->elements);
             file.read(*t, factors.data());

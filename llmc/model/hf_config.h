@@ -4,8 +4,10 @@
 // other.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -463,4 +465,91 @@ inline void match_family(ModelConfig& c) {
     for (const Family& f : families())
         if (holds(f, c)) return void(c.family = f.name);
     CHECK(false, "no family holds the model");
+}
+
+// ---- errors that name a file's keys -----------------------------------------------------------------------------------------
+namespace detail {
+
+// A quantity in the messages of check_config(): an option, or words for a number computed from a key. keys: its names in
+// config.json, a dot before one of an object's, and its name in GGUF.
+struct NameInFiles {
+    const char *in_messages, *keys;
+};
+inline constexpr NameInFiles names_in_files[] = {
+    {"--num-layers", "num_hidden_layers n_layer n_layers num_layers block_count"},
+    {"--hidden-size", "hidden_size n_embd n_embed d_model embedding_length"},
+    {"--num-attention-heads", "num_attention_heads n_head n_heads attention.head_count"},
+    {"--num-query-groups", "num_key_value_heads num_kv_heads attention.head_count_kv"},
+    {"--ffn-hidden-size", "intermediate_size n_inner ffn_dim ffn_hidden_size feed_forward_length"},
+    {"--kv-channels", "head_dim attention.key_length"},
+    {"--seq-length", "max_position_embeddings n_positions seq_length max_seq_len context_length"},
+    {"--vocab-size", "vocab_size"},
+    {"--norm-epsilon",
+     "rms_norm_eps layer_norm_epsilon layer_norm_eps norm_epsilon norm_eps attention.layer_norm_rms_epsilon "
+     "attention.layer_norm_epsilon"},
+    {"--init-method-std", "initializer_range"},
+    {"--attention-dropout", "attention_dropout attn_pdrop"},
+    {"--hidden-dropout", "hidden_dropout resid_pdrop residual_dropout dropout"},
+    {"--embedding-dropout", "embedding_dropout embd_pdrop embed_dropout"},
+    {"--rotary-base-local", "rope_local_base_freq rope.freq_base_swa"},
+    {"--rotary-base", "rope_parameters.rope_theta rope_theta rotary_emb_base rope.freq_base"},
+    {"--rotary-percent",
+     "rope_parameters.partial_rotary_factor partial_rotary_factor rotary_pct rotary_dim rope.dimension_count"},
+    {"--rope-scaling-factor", "rope_scaling.factor rope_parameters.factor rope.scaling.factor"},
+    {"--window-size", "sliding_window attention.sliding_window"},
+    {"--attn-logit-softcapping", "attn_logit_softcapping"},
+    {"--final-logit-softcapping", "final_logit_softcapping"},
+    {"--embedding-scale", "embedding_multiplier scale_emb embedding_scale"},
+    {"the factor of attention scores",
+     "query_pre_attn_scalar attention_multiplier attention_scale attn_config.softmax_scale attention.scale"},
+    {"factor of residual terms", "residual_multiplier scale_depth residual_scale"},
+    {"the divisor of logits", "logits_scaling logit_scale dim_model_base logit_divisor"},
+    {"--num-experts", "num_experts num_local_experts expert_count"},
+    {"--moe-router-topk-scaling-factor", "routed_scaling_factor"},
+    {"--moe-router-topk", "num_experts_per_tok expert_used_count"},
+    {"--moe-router-num-groups", "n_group"},
+    {"--moe-router-group-topk", "topk_group"},
+    {"--moe-ffn-hidden-size", "moe_intermediate_size expert_feed_forward_length"},
+    {"--moe-shared-expert-intermediate-size", "shared_expert_intermediate_size expert_shared_feed_forward_length"}};
+
+// The first of these keys that the file has; prefix: of GGUF's keys, "llama.".
+inline std::string key_in_file(const nlohmann::json& j, const std::string& keys, const std::string& prefix) {
+    std::istringstream words(keys);
+    for (std::string key; words >> key;) {
+        if (j.contains(prefix + key)) return prefix + key;
+        const size_t dot = key.find('.');
+        const std::string object = key.substr(0, dot);
+        if (dot != std::string::npos && j.contains(object) && j[object].is_object() && j[object].contains(key.substr(dot + 1)))
+            return key;
+    }
+    return "";
+}
+// The message with a file's keys in place of options, and without hints on options.
+inline std::string with_keys(std::string message, const nlohmann::json& j, const std::string& prefix) {
+    message.erase(std::min(message.find("HINT:"), message.size()));
+    message.erase(message.find_last_not_of(" ;.") + 1);
+    for (const auto& [name, keys] : names_in_files) {
+        const std::string key = key_in_file(j, keys, prefix), first = std::string(keys).substr(0, strcspn(keys, " "));
+        const size_t length = strlen(name);
+        for (size_t at = 0; (at = message.find(name, at)) != std::string::npos; at += length) {
+            const char next = message.c_str()[at + length];
+            if (name[0] != '-' && !key.empty()) message.insert(at + length, " (from '" + key + "')");
+            if (name[0] == '-' && next != '-') message.replace(at, length, "'" + (key.empty() ? first : key) + "'");
+        }
+    }
+    return message;
+}
+
+}  // namespace detail
+
+// check_config() for the configuration in a file, whose keys its errors name. prefix: of GGUF's keys.
+inline void check_config_of(const nlohmann::json& file, const std::string& source, const ModelConfig& c,
+                            const std::string& prefix = "") {
+    try {
+        check_config(c);
+    } catch (const Error& e) {
+        const nlohmann::json j = detail::text_config(file, source);
+        fail("%s: %s; HINT: correct it, or copy or download the file again", source.c_str(),
+             detail::with_keys(e.what(), j, prefix).c_str());
+    }
 }

@@ -41,7 +41,7 @@ struct HfReader {
     }
     int count(const char* key) const {
         if (absent(key)) fail("%s has no '%s'", source.c_str(), key);
-        if (!j[key].is_number_integer() || j[key] < 0 || j[key] > 1 << 28) wrong(key, "a count");
+        if (!j[key].is_number_integer() || j[key] < 0 || j[key] > 1 << 28) wrong(key, "a whole number from 0 to 268435456");
         return j[key];
     }
     int count(const char* key, int otherwise) const { return absent(key) ? otherwise : count(key); }

@@ -326,17 +326,11 @@ inline void check_config(const ModelConfig& c) {
             "norm of the embedding; HINT: --norm-place before, --position-embedding-type rope",
             c.residual_scale);
     within("--window-size", c.window, 0, 1 << 28);
-    for (const double rate : {c.embedding_dropout, c.attention_dropout, c.hidden_dropout}) within("dropout", rate, 0, 0.99);
+    within("--embedding-dropout", c.embedding_dropout, 0, 0.99);
+    within("--attention-dropout", c.attention_dropout, 0, 0.99);
+    within("--hidden-dropout", c.hidden_dropout, 0, 0.99);
+    within("--init-method-std", c.init_std, 0, 100);
     if (c.position == Position::rope) check_rope(c);
     if (c.mixture.on()) check_mixture(c);
 }
-// The same for the configuration in a file, which its errors name.
-inline void check_config_of(const std::string& file, const ModelConfig& c) {
-    try {
-        check_config(c);
-    } catch (const Error& e) {
-        fail("%s: %s", file.c_str(), e.what());
-    }
-}
-
 inline void pad_vocabulary(ModelConfig& c, int divisible_by) { c.Vp = (c.V + divisible_by - 1) / divisible_by * divisible_by; }
