@@ -846,6 +846,34 @@ TEST(ModelDirectory, HostileConfigs) {
     }
 }
 
+// Keys that change nothing here have the types that transformers requires; a token beyond the vocabulary is named.
+TEST(ModelDirectory, KeysWithoutEffectMakeSense) {
+    const auto refuse = [](const char* family, const char* key, const nlohmann::json& value, const std::string& part) {
+        nlohmann::json j = to_hf_config(tiny(family, true), "float32");
+        j[key] = value;
+        expect_error([&] { from_hf_config(j, "config.json"); }, {"config.json: ", part});
+    };
+    for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+        for (const nlohmann::json& id : {nlohmann::json("</s>"), nlohmann::json(1.5), nlohmann::json({0, true})})
+            refuse("llama", key, id, std::string("'") + key + "' is " + id.dump() + "; the id of a token");
+    for (const char* key : {"torch_dtype", "dtype"}) {
+        refuse("llama", key, "int8", std::string("'") + key + "' is \"int8\"; float32, float16");
+        refuse("llama", key, 16, key);
+    }
+    refuse("llama", "use_cache", "yes", "'use_cache' is \"yes\"; true or false");
+
+    nlohmann::json j = to_hf_config(tiny("llama", true), "float32");
+    for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) j[key] = nullptr;
+    EXPECT_TRUE(ids_outside_vocabulary(j, "config.json").empty());
+    const int64_t V = j["vocab_size"];
+    j["bos_token_id"] = V - 1;
+    j["eos_token_id"] = {0, V, UINT64_MAX};
+    j["pad_token_id"] = -1;
+    from_hf_config(j, "config.json");
+    const Strings outside = {"'eos_token_id' " + std::to_string(V), "'eos_token_id' 9223372036854775807", "'pad_token_id' -1"};
+    EXPECT_EQ(ids_outside_vocabulary(j, "config.json"), outside);
+}
+
 TEST(ModelDirectory, LinkIsReplaced) {
     TemporaryDirectory dir;
     point_link(dir / "latest", "step_1");

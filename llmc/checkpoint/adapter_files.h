@@ -474,7 +474,7 @@ AdaptedModel find_model(World& world, const Options& o) {
     else if (!found.adapter.empty()) found.dir = base_of_adapter(found.adapter);
     else refuse_missing(true, "the model", "--model DIR");
     found.c = read_config(found.dir);
-    if (world.rank() == 0) note_unknown_keys(found.dir);
+    if (world.rank() == 0) note_odd_keys(found.dir);
     check_weights(world, found.dir);
     if (!found.c.coded.empty()) found.c.base_format = WeightFormat::gguf;
     if (found.adapter.empty()) return found;

@@ -69,11 +69,14 @@ inline std::string unknown_keys_of(const std::string& dir) {
     const std::string path = dir + "/config.json";
     return joined(unknown_keys(read_json(path), path));
 }
-inline void note_unknown_keys(const std::string& dir) {
+inline void note_odd_keys(const std::string& dir) {
     if (const std::string keys = unknown_keys_of(dir); !keys.empty())
         print_line(stderr, format("note: %s/config.json has unsupported keys: %s; HINT: if the model needs one of them, "
                                   "results will be wrong",
                                   dir.c_str(), keys.c_str()));
+    const std::string path = dir + "/config.json", ids = joined(ids_outside_vocabulary(read_json(path), path));
+    if (!ids.empty())
+        print_line(stderr, format("note: %s has ids of tokens that its vocabulary lacks: %s", path.c_str(), ids.c_str()));
 }
 
 // Shape of a tensor in a file.

@@ -247,7 +247,7 @@ inline int export_command(World& world, const ExportOptions& o) {
         fail("%s exists; HINT: give another name, or --overwrite to replace it", o.gguf.c_str());
     const std::string dir = model_directory(o.model);
     ModelConfig c = read_config(dir);
-    note_unknown_keys(dir);
+    note_odd_keys(dir);
     check_weights(world, dir);
     pad_vocabulary(c, 1);
     const GgufArchitecture& a = gguf_architecture_of(c);

@@ -324,7 +324,7 @@ inline const nlohmann::json& gemma3_defaults() {
 
 }  // namespace detail
 
-// ids: bos_token_id and the like.
+// dtype: may be empty, if no file is written. ids: bos_token_id and the like.
 inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::string& dtype,
                                            const nlohmann::ordered_json& ids = nlohmann::ordered_json::object()) {
     nlohmann::ordered_json j;
@@ -335,7 +335,7 @@ inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::stri
     j["initializer_range"] = c.init_std;
     j["tie_word_embeddings"] = c.tied;
     j.update(ids);
-    j["torch_dtype"] = dtype;
+    if (!dtype.empty()) j["torch_dtype"] = dtype;
     j["use_cache"] = true;
     return j;
 }
@@ -352,6 +352,33 @@ inline nlohmann::json text_config(const nlohmann::json& file, const std::string&
     j.update(file["text_config"]);
     j["model_type"] = "gemma3_text";
     return j;
+}
+
+// The type of weights, which is the files' own here. transformers accepts types of numbers with a fraction.
+inline void check_dtype(const HfReader& in, const char* key) {
+    const std::string word = in.text(key, "float32");
+    for (const char* known : {"float64", "double", "float32", "float", "float16", "half", "bfloat16"})
+        if (word == known) return;
+    if (word.rfind("float8_", 0) != 0)
+        in.wrong(key, "float32, float16, bfloat16, float64 or a type of 8 bits, \"float8_...\",");
+}
+// The ids of a token, or of several. Ids outside of the vocabulary are allowed (Llama 1's padding is -1).
+inline std::vector<int64_t> ids_of(const HfReader& in, const char* key) {
+    std::vector<int64_t> ids;
+    if (in.absent(key)) return ids;
+    for (const nlohmann::json& id : in.j[key].is_array() ? in.j[key] : nlohmann::json::array({in.j[key]})) {
+        if (!id.is_number_integer()) in.wrong(key, "the id of a token, a list of ids, or null");
+        ids.push_back(id.is_number_unsigned() ? (int64_t)std::min(id.get<uint64_t>(), (uint64_t)INT64_MAX) : id.get<int64_t>());
+    }
+    return ids;
+}
+inline constexpr const char* keys_of_ids[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+
+// Keys that change nothing here, of which transformers rejects other types.
+inline void check_idle_keys(const HfReader& in) {
+    for (const char* key : keys_of_ids) ids_of(in, key);
+    for (const char* key : {"torch_dtype", "dtype"}) check_dtype(in, key);
+    in.flag("use_cache", true);
 }
 
 inline ModelConfig read_config_keys(const HfReader& in) {
@@ -377,6 +404,7 @@ inline ModelConfig read_config_keys(const HfReader& in) {
     for (const Key& key : keys_of(type)) key.read(in, c);
     c.tied = in.flag("tie_word_embeddings", c.tied);
     c.init_std = in.number("initializer_range", 0.02);
+    check_idle_keys(in);
     return canonical(c);
 }
 
@@ -429,6 +457,17 @@ inline std::vector<std::string> unknown_keys(const nlohmann::json& file, const s
     for (const char* key : {"rope_scaling", "rope_parameters", "attn_config"})
         if (j.contains(key) && j[key].is_object()) look(j[key], key + std::string("."));
     return unknown;
+}
+
+// Token ids of a config.json that its vocabulary does not have: "'eos_token_id' 100000".
+inline std::vector<std::string> ids_outside_vocabulary(const nlohmann::json& file, const std::string& source) {
+    const nlohmann::json j = detail::text_config(file, source);
+    const detail::HfReader in{j, source};
+    std::vector<std::string> outside;
+    for (const char* key : detail::keys_of_ids)
+        for (const int64_t id : detail::ids_of(in, key))
+            if (id < 0 || id >= in.count("vocab_size")) outside.push_back(format("'%s' %lld", key, (long long)id));
+    return outside;
 }
 
 // True if both are the same model, even in different families. Dropout is part of training, not of the model.

@@ -297,7 +297,7 @@ inline void set_up_model(Run& run) {
     if (run.resumes() && unnamed) o.model = run.resumed_from;  // the checkpoint determines the model
     find_adapters(run);
     run.texts = model_texts(run.model_directory(), run.tokenizer.get());
-    if (!o.model.empty() && run.main_rank()) note_unknown_keys(o.model);
+    if (!o.model.empty() && run.main_rank()) note_odd_keys(o.model);
     run.c = configure_model(o, run.tokenizer.get());
     if (run.c.family == "train_gpt" && run.main_rank())
         print_line(
