@@ -158,7 +158,7 @@ for out, is_cut in [("cut-experts", True), ("whole-experts", False), ("other-exp
 END
 expect "an expert without an adapter has zeros" test "$(loss_of --model mixture --adapter cut-experts)" == "$(loss_of --model mixture --adapter whole-experts)"
 expect "which are not its numbers" test "$(loss_of --model mixture --adapter cut-experts)" != "$(loss_of --model mixture --adapter other-experts)"
-sed -i 's/"target_modules": "[^"]*"/"target_modules": ["w1"]/' cut-experts/adapter_config.json
+sed -i 's/"target_modules": "[^"]*"/"target_modules": ["w1", "w2", "w3", "q_proj", "k_proj", "v_proj", "o_proj"]/' cut-experts/adapter_config.json
 no "an expert's adapter is missing" "no adapter for block_sparse_moe.experts.2.w1 of layer 1" "$program" eval --text text.txt --model mixture --adapter cut-experts
 sed -i 's/"target_parameters": null/"target_parameters": ["mlp.experts.gate_up_proj"]/' other-experts/adapter_config.json
 no "parameters that the file does not adapt" "no adapter for mlp.experts.gate_up_proj of layer 0, which 'target_parameters'" "$program" eval --text text.txt --model mixture --adapter other-experts
@@ -292,6 +292,11 @@ for change in 's/"LORA"/"IA3"/ peft_type' 's/"r": 4/"r": 0/ must.be.at.least.1' 
     's/"r": 4/"r":9999999/ gives.it.rank.9999999' 's/"inference_mode"/"layers_to_transform": 0, "inference_mode"/ has.an.adapter.of.1.self_attn.q_proj' \
     's/"inference_mode"/"layers_to_transform": [7], "inference_mode"/ has.an.adapter.of.0.self_attn.q_proj' \
     's/"inference_mode"/"layers_to_transform": "0", "inference_mode"/ a.list.of.layers' \
+    's/"bias"/"target_modules": ["attention"], "bias"/ does.not.name.0.' 's/"bias"/"target_modules": [], "bias"/ does.not.name.0.' \
+    's/"q_proj",// does.not.name.0.self_attn.q_proj' \
+    's/"bias"/"target_modules": [7], "bias"/ a.list.of.names' 's/"bias"/"target_modules": {}, "bias"/ a.list.of.names' \
+    's/"bias"/"exclude_modules": 3, "bias"/ a.list.of.names' 's/"base_model_name_or_path": .*/"base_model_name_or_path": 3,/ a.text.is.expected' \
+    's/true,$/1.5,/ true,.false.or.a.text' \
     's/true,$/"pissa",/ init_lora_weights'; do
     sed "${change% *}" llama-lora/latest/adapter_config.json >peft/adapter_config.json
     no "adapter_config.json ${change% *}" "${change##* }" "$program" eval --text text.txt --model llama --adapter peft
@@ -337,7 +342,7 @@ for out, is_cut in [("cut", True), ("whole", False)]:
 END
 expect "adapters that differ between matrices" test "$(loss_of --model llama --adapter cut)" = "$(loss_of --model llama --adapter whole)"
 expect "they count" test "$(loss_of --model llama --adapter cut)" != "$(loss_of --model llama --adapter llama-lora)"
-cp -r cut listed && sed 's/"target_modules": "[^"]*"/"target_modules": ["q_proj", "v_proj"]/' cut/adapter_config.json >listed/adapter_config.json
+cp -r cut listed && sed 's/"target_modules": "[^"]*"/"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]/' cut/adapter_config.json >listed/adapter_config.json
 no "adapters that the configuration promises" "has no adapter for self_attn.v_proj of layer 1, which 'target_modules' in" "$program" eval --text text.txt --model llama --adapter listed
 for part in A B; do
     rm -rf half && cp -r peft half && cp llama-lora/latest/adapter_config.json half

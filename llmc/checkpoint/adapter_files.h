@@ -146,18 +146,28 @@ inline std::optional<std::set<int>> listed_layers(const HfReader& in) {
     return layers;
 }
 
-// Whether "target_modules" names this matrix of a layer. False for a regular expression, which leaves it to the file.
-// matrix: its layer and its name, "3.self_attn.q_proj".
-inline bool is_target(const nlohmann::json& config, const std::string& name_in_layers) {
+// Whether a name in "target_modules" is this matrix of a layer. matrix: its layer and its name, "3.self_attn.q_proj".
+inline bool names_matrix(const nlohmann::json& target, const std::string& matrix) {
+    const std::string name = "." + target.get<std::string>(), whole = "." + matrix;
+    return ends_with(whole, name) || ends_with(name, whole);
+}
+inline bool names_matrix_of_list(const nlohmann::json& targets, const std::string& matrix) {
+    return std::any_of(targets.begin(), targets.end(), [&](const auto& target) { return names_matrix(target, matrix); });
+}
+// Whether "target_modules" names this matrix. False for a regular expression, which leaves it to the file.
+inline bool is_target(const nlohmann::json& config, const std::string& matrix) {
     const nlohmann::json targets = config.value("target_modules", nlohmann::json());
     if (targets == "all-linear") return true;
-    const std::string matrix = "." + name_in_layers;
-    const auto names_it = [&](const nlohmann::json& t) {
-        const std::string name = t.is_string() ? "." + t.get<std::string>() : "";
-        return !name.empty() && (ends_with(matrix, name) || ends_with(name, matrix));
-    };
     const bool excludes = config.contains("exclude_modules") && !config["exclude_modules"].empty();
-    return targets.is_array() && !excludes && std::any_of(targets.begin(), targets.end(), names_it);
+    return targets.is_array() && !excludes && names_matrix_of_list(targets, matrix);
+}
+// Names of matrices in PEFT's form: a list, or a text that is a regular expression.
+inline void check_names(const HfReader& in, const char* key) {
+    if (in.absent(key)) return;
+    const nlohmann::json& names = in.j[key];
+    const auto is_name = [](const nlohmann::json& name) { return name.is_string() && name != ""; };
+    if (!is_name(names) && !(names.is_array() && std::all_of(names.begin(), names.end(), is_name)))
+        in.wrong(key, "a list of names of matrices, or one text");
 }
 
 [[noreturn]] inline void refuse_adapters_of(const HfReader& in, const char* key) {
@@ -177,6 +187,10 @@ inline void refuse_other_adapters(const HfReader& in) {
     for (const char* key : {"modules_to_save", "layer_replication", "trainable_token_indices", "alora_invocation_tokens",
                             "use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config"})
         if (!in.absent(key) && !j[key].empty()) refuse_adapters_of(in, key);
+    in.text("base_model_name_or_path", "");  // reports another type
+    for (const char* key : {"target_modules", "exclude_modules"}) check_names(in, key);
+    if (!in.absent("init_lora_weights") && !j["init_lora_weights"].is_boolean() && !j["init_lora_weights"].is_string())
+        in.wrong("init_lora_weights", "true, false or a text");
     if (const nlohmann::json start = j.value("init_lora_weights", nlohmann::json()); start.is_string())
         for (const char* changes : {"pissa", "olora", "loftq", "corda", "lora_ga"})  // these also change the base
             if (start.get<std::string>().find(changes) == 0)
@@ -265,6 +279,13 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
     const std::optional<std::set<int>> listed = listed_layers(in);
     const double usual = lora.scale() != 0 ? lora.scale() : 1;
     const std::map<std::string, LoraA> in_file = adapters_in(SafetensorsReader::open(weights), weights);
+    if (const nlohmann::json targets = j.value("target_modules", nlohmann::json());
+        targets.is_array() && !adapted.lora.on_parameters)
+        for (const auto& [matrix, a] : in_file)  // PEFT ignores such adapters, with a warning
+            if (!names_matrix_of_list(targets, matrix))
+                fail(
+                    "%s: 'target_modules' is %.200s, which does not name %s, but %s has an adapter of it; HINT: correct the list",
+                    path.c_str(), targets.dump().c_str(), matrix.c_str(), weights.c_str());
     // The adapter of a matrix; its rank is 0 if the file has none.
     const auto adapter_of = [&](int layer, const std::string& module, const LoraTarget& t) {
         LoraInFile adapter = {std::to_string(layer) + "." + (t.parameter ? module_of_parameter(adapted, module) : module)};
