@@ -177,7 +177,9 @@ TEST(Cli, RefusalsNameTheValueAndWhatIsAllowed) {
     refused({"--hidden-dropout", "1"}, {"'1'", "0.99"});
     refused({"--lr-decay-style", "cosinus"}, {"'cosinus'", "cosine", "WSD"});
     refused({"--num-layers"}, {"num-layers", "no value"});
-    refused({"--out", "--quiet"}, {"--out has no value", "--out='--quiet'"});
+    refused({"--out", "--quiet"}, {"--out has no value; HINT: --out DIR; a value that starts", "--out='--quiet'"});
+    refused({"--lr-decay-style"}, {"--lr-decay-style has no value; HINT: --lr-decay-style NAME, one of ", "cosine"});
+    refused({"--config"}, {"--config has no value; HINT: --config FILE.toml"});
     EXPECT_EQ(parsed({"--out=--quiet"}).out, "--quiet");
     refused({"--out="}, {"--out is ''"});
     EXPECT_EQ(parsed({"--sample-prompt", "-- he said"}).sample_prompt, "-- he said");
@@ -307,6 +309,11 @@ TEST(Cli, WordsWithoutAnOptionAreExplained) {
     expect(answer({"gpt2-124m"}), "did you mean --preset gpt2-124m?");
     expect(answer({"--lr", "1e-3", "data/web.bin"}), "did you mean --data-path data/web?");
     expect(answer({"stray"}), "'stray' belongs to no option");
+    expect(answer({"--seed", "1", "\u2014lr", "3"}), "HINT: a dash is two hyphens: --lr");
+    expect(answer({"\u2013-lr", "3"}), "HINT: a dash is two hyphens: --lr");
+    expect(answer({"lr=3"}), "HINT: --lr=3");
+    expect(answer({"train_iters=3"}), "HINT: --train_iters=3");
+    expect(answer_of<ExportOptions>("export", {"run1", "dir"}), "did you mean --model run1 --out dir?");
     expect(answer({"--lr", "1e-3", "2e-3"}), "'2e-3' belongs to no option: --lr was already given a value");
     expect(answer({"--lr", "1e-3", "--no-lr", "2e-3"}), "'2e-3' belongs to no option: --no-lr takes no value");
 }
@@ -319,6 +326,12 @@ TEST(Cli, AllMistakesAreReportedAtOnce) {
              "run.toml:3: --seq-length is 'many'", "run.toml:4: --lr-decay-style is 'cosin'", "did you mean cosine?",
              "the learning rate is --lr", "--num-layers is '0'", "'stray' belongs to no option", "--seed has no value"});
     EXPECT_EQ(answer({"--num-layers", "0"}), "--num-layers is '0'; it must be a whole number from 1 to 10000");
+    refused({"--config", dir / "."}, {"--config is " + (dir / ".") + ", a folder; it must be a file"});
+    test::write_file(dir / "run.yaml", "lr: 1\n");
+    refused({"--config", dir / "run.yaml"}, {"run.yaml:1 has no value", "HINT: a file of options is TOML"});
+    test::write_file(dir / "twice.toml", "lr = 1\nswiglu = true\nlr = 2\nno-swiglu = true\nrepeated = 1\nrepeated = 1\n");
+    refused({"--config", dir / "twice.toml"}, {"twice.toml:3: lr has a value already, in " + (dir / "twice.toml:1"),
+                                               "twice.toml:4: no-swiglu has", "twice.toml:6: repeated has"});
     test::write_file(dir / "good.toml", "lr = 1\n");
     refused({"--config", dir / "goo.toml"}, {"goo.toml", "did you mean " + (dir / "good.toml") + "?"});
     testing::internal::CaptureStdout();

@@ -59,14 +59,17 @@ inline std::vector<Given> read_config_file(const std::string& file) {
         const std::string why = strerror(errno);
         fail_usage("cannot read the config file %s: %s%s", file.c_str(), why.c_str(), did_you_mean_path(file).c_str());
     }
+    if (!is_regular(file))
+        fail_usage("--config is %s, %s; it must be a file with lines like micro-batch-size = 4", file.c_str(),
+                   is_folder(file) ? "a folder" : "which is not a regular file");
     const std::string content = read_whole_file(file);
     const std::string_view text = without_byte_order_mark(content);
     std::vector<Given> all;
     size_t i = 0, line = 1;
     const auto at = [&] { return i < text.size() ? text[i] : '\n'; };
     const auto wrong = [&](const char* what) {
-        fail_usage("%s:%zu %s; lines are NAME = VALUE, as in micro-batch-size = 4, out = \"run\", data-path = [\"a\", \"b\"]",
-                   file.c_str(), line, what);
+        fail_usage("%s:%zu %s; lines are NAME = VALUE, as in micro-batch-size = 4, out = \"run\", data-path = [\"a\", \"b\"]%s",
+                   file.c_str(), line, what, foreign_config(file).c_str());
     };
     const auto skip = [&](bool lines) {  // skips blanks and a comment, over several lines if `lines`
         for (; i < text.size() && (lines || text[i] != '\n'); i++) {
@@ -190,6 +193,17 @@ struct Parser {
                                : begin + ": " + advice);
     }
 
+    // The option that a word with a typographic dash, or without dashes, is meant to be: "two hyphens: --lr", "--lr=3"; else "".
+    std::string option_in(const std::string& word) const {
+        for (const char* dash : {"\u2014", "\u2013", "\u2212"})  // em dash, en dash, minus
+            if (begins_with(word, dash)) {
+                const size_t name = word.find_first_not_of('-', strlen(dash));
+                return "a dash is two hyphens: --" + word.substr(std::min(name, word.size()));
+            }
+        const size_t equals = word.find('=');
+        return equals != std::string::npos && find_either(with_dashes(word.substr(0, equals))) ? "--" + word : "";
+    }
+
     // Words that belong to no option; `before`: the option in front of them, or null.
     void refuse_words(const Strings& words, const Given* before) {
         const Slot* last = before ? find(before->name) : nullptr;
@@ -200,6 +214,7 @@ struct Parser {
         text += words.size() == 1 ? " belongs to no option" : " belong to no option";
         if (!meant.empty() && !flag) text += "; did you mean " + meant + "?";
         else if (const std::string file = foreign_config(words[0]); !file.empty()) text += file;
+        else if (const std::string form = option_in(words[0]); !form.empty()) text += "; HINT: " + form;
         else if (before) text += ": --" + before->name + (flag ? " takes no value" : " was already given a value");
         mistake(text);
     }
@@ -244,19 +259,35 @@ struct Parser {
                 slot && slot->row.several && slot->row.allowed.values ? (size_t)slot->row.allowed.values : most;
             values_to(g, std::min(most, wanted));
             if (most > 0 && g.values.empty()) {
-                mistake("--" + g.name + " has no value" +
-                        (i < words.size() ? "; HINT: a value that starts with -- is written --" + g.name + "='" + words[i] + "'"
-                                          : ""));
+                const std::string form = config ? "FILE.toml" : slot->row.metavar;
+                const std::string choices =
+                    config || slot->row.allowed.choices.empty() ? "" : ", " + describe(slot->row.allowed);
+                mistake(
+                    "--" + g.name + " has no value; HINT: --" + g.name + " " + form + choices +
+                    (i < words.size() ? "; a value that starts with -- is written --" + g.name + "='" + words[i] + "'" : ""));
                 continue;
             }
             if (!config) given.push_back(std::move(g));
             else
                 attempt("", [&] {
-                    for (Given& line : read_config_file(expand_home(g.values[0])))
+                    std::vector<Given> lines = read_config_file(expand_home(g.values[0]));
+                    refuse_repeated(lines);
+                    for (Given& line : lines)
                         if (!take_other(line, [](int) {})) from_file.push_back(std::move(line));
                 });
         }
         settle_others();
+    }
+
+    // A name has one line in a file, by TOML's rules, except options that gather their values.
+    void refuse_repeated(const std::vector<Given>& lines) {
+        std::map<std::string, std::string> first;
+        for (const Given& line : lines) {
+            const Slot* slot = find_either(line.name);
+            if (slot && slot->row.allowed.gathers) continue;
+            const auto [before, is_new] = first.insert({slot ? slot->row.name : line.name, line.where});
+            if (!is_new) mistake(line.where + ": " + line.name + " has a value already, in " + before->second);
+        }
     }
 
     // Takes an option of Megatron-LM that has another name here, or no effect, with a note; false for any other.

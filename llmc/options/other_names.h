@@ -325,6 +325,7 @@ inline std::string meant_by(const std::string& command, const Strings& words, bo
         const std::string name = meant.substr(0, meant.find(' '));
         if (prompt) rest += (rest.empty() ? "" : " ") + word;
         else if (name == "--input" && text.find("--input") != std::string::npos) text += " " + word;
+        else if (command == "export" && name == "--model" && text.find("--model") == 0) text += " --out " + word;
         else if (meant.empty() || (!text.empty() && text.find(name + " ") != std::string::npos)) return "";
         else text += (text.empty() ? "" : " ") + meant;
     }
