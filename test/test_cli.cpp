@@ -289,6 +289,11 @@ TEST(Cli, NamesOfOtherProgramsLeadToOursInAllCommands) {
     expect(answer_of<ExportOptions>("export", {"--format", "gguf"}), "--gguf FILE.gguf");
     expect(answer_of<SweepOptions>("sweep", {"--search", "lr=1e-4..1e-2"}), "--over");
     expect(answer({"--lora-r", "8"}), "--lora-rank");
+    expect(answer({"--n_gpu", "8"}), "mpirun");             // Hugging Face's Trainer
+    expect(answer({"--tokens", "5B"}), "--train-samples");  // torchtitan
+    expect(answer({"--early_stopping_patience", "3"}), "--keep");
+    expect(answer_of<GenerateOptions>("generate", {"--tokenizer", "t"}), "in the directory of --model");
+    expect(answer_of<GenerateOptions>("generate", {"--output", "a.txt"}), "> FILE");
     expect(answer({"--target-modules", "q_proj"}), "--lora-targets");
 }
 
