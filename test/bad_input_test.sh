@@ -343,7 +343,13 @@ expect "eval: the key of a text, and its encoding" test "$(loss_of utf8-text.txt
     "$(loss_of utf8-text.txt)" = "$(loss_of latin1-text.txt --encoding latin1)"
 spoil() { rm -rf "$1"; cp -rL model/latest "$1"; rm "$1/manifest.json"; } # like a downloaded model
 spoil m1; rm m1/config.json
-refuse "model without config.json"          "config.json"                   "$program" generate --model m1 --prompt a
+refuse "model without config.json"          "m1 holds no model.*config.json; HINT" "$program" generate --model m1 --prompt a
+mkdir -p empty
+refuse "a run as a tokenizer"               "model holds no tokenizer.*HINT: model/latest" "$program" prepare --input good.txt --output p --tokenizer model
+refuse "no tokenizer at all"                "empty holds no tokenizer.*HINT" "$program" prepare --input good.txt --output p --tokenizer empty
+refuse "a model as adapters"                "adapter: model/.* holds no adapters.* but a model; HINT: --model" "$program" generate --model model --adapter model --prompt a
+refuse "a tokenizer as adapters"            "adapter: tok holds no adapters.*HINT: give the output" "$program" generate --model model --adapter tok --prompt a
+refuse "a file as adapters"                 "adapter is good.txt, a file"   "$program" generate --model model --adapter good.txt --prompt a
 spoil m2; sed -i 's/"llama"/"mamba"/' m2/config.json
 refuse "model of another family"            "mamba"                         "$program" generate --model m2 --prompt a
 spoil m3; sed -i 's/"hidden_act": "silu"/"hidden_act": "tanh"/' m3/config.json

@@ -488,8 +488,13 @@ AdaptedModel find_model(World& world, const Options& o) {
     AdaptedModel found;
     refuse_gguf_on_ranks(world, o.model);
     if (!o.adapter.empty()) {
+        if (is_regular(o.adapter)) fail("--adapter is %s, a file; it must be a directory of adapters", o.adapter.c_str());
         found.adapter = model_directory(o.adapter);
-        if (!is_adapter(found.adapter)) fail("%s holds no adapters (adapter_config.json)", found.adapter.c_str());
+        if (!is_adapter(found.adapter))
+            fail("--adapter: %s holds no adapters (adapter_config.json)%s", found.adapter.c_str(),
+                 file_exists(found.adapter + "/config.json")
+                     ? ", but a model; HINT: --model takes it"
+                     : "; HINT: give the output directory of a run with --lora-rank or --prompt-tokens, or PEFT's");
     }
     if (!o.model.empty()) found.dir = model_directory(o.model);
     else if (!found.adapter.empty()) found.dir = base_of_adapter(found.adapter);

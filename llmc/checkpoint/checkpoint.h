@@ -57,6 +57,11 @@ inline ModelConfig read_config(const std::string& dir) {
              dir.c_str(), lora ? merge.c_str() : "");
     }
     const std::string path = dir + "/config.json";
+    if (!file_exists(path))
+        fail(
+            "%s holds no model: it has no config.json; HINT: --model takes a directory of Hugging Face's form, the output directory "
+            "of a run with a checkpoint, or a .gguf file",
+            dir.c_str());
     const nlohmann::json file = read_json(path);
     ModelConfig c = from_hf_config(file, path);
     check_config_of(file, path, c);

@@ -102,7 +102,11 @@ public:
     }
     static Tokenizer load(const std::string& path) {
         refuse_other_forms(path);
-        const std::string file = file_of(path);
+        const std::string file = file_of(path), newest = path + "/latest";
+        if (is_folder(path) && !file_exists(file))
+            fail("%s holds no tokenizer (tokenizer.json or tokenizer.model)%s", path.c_str(),
+                 tokenizer_file_in(newest).empty() ? "; HINT: a directory written by train_gpt tokenizer, or of a model"
+                                                   : ("; HINT: " + newest + ", of the run's newest checkpoint").c_str());
         const std::string bytes = read_whole_file(file);
         try {
             // A model starts with a field 1, within which is a field 1.
