@@ -88,6 +88,7 @@ refuse "NorMuon's option with Muon"         "muon-beta2 has no effect without --
 refuse "a sample's prompt above a sample"   "shorter --sample-prompt"       "${train[@]}" --data-path good --sample-interval 1 --sample-prompt "$(seq 40)"
 refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-attention-heads 512 --num-layers 200
 refuse "vocabulary below the data's"        "vocab"                         "$program" train "${llama[@]}" "${small[@]}" --vocab-size 100 --data-path good
+refuse "a warm-up longer than the run"      "lr-warmup-iters 100 is a warm-up of 400 samples.*ends at 8 \(the length of the run\); HINT" "${train[@]}" --data-path good --lr-warmup-iters 100
 refuse "sequence longer than the data"      "seq-length|sequence|tokens"    "${train[@]}" --data-path good --seq-length 1000000 --dry-run
 
 # ---- data files ----

@@ -346,7 +346,7 @@ TEST(Schedule, RefusesWhatContradictsItself) {
     refused([](auto& o) { o.micro_batch_size = 3; }, "nearest are 6 and 9");
     refused([](auto& o) { o.train_iters = 0; }, "--train-iters, --train-samples or --time-budget");
     refused([](auto& o) { o.train_samples = 5; }, "both");
-    refused([](auto& o) { o.lr_warmup_iters = 100; }, "not shorter than the decay");
+    refused([](auto& o) { o.lr_warmup_iters = 100; }, "--lr-warmup-iters 100 is a warm-up of");
     refused(
         [](auto& o) {
             o.lr_warmup_iters = 1;

@@ -312,8 +312,16 @@ inline void read_learning_rate(Schedule& s, const TrainOptions& o, int64_t lengt
             "--lr-wsd-decay-samples",
             (long long)s.decay);
     if (s.warmup >= s.decay && o.lr_decay_style != "constant")
-        fail_usage("the warm-up of %lld samples is not shorter than the decay, which ends at %lld", (long long)s.warmup,
-                   (long long)s.decay);
+        fail_usage(
+            "%s is a warm-up of %lld samples; it must end before the decay of the learning rate, which ends at %lld (%s); HINT: a "
+            "shorter warm-up, or --lr-decay-style constant",
+            o.lr_warmup_fraction ? "--lr-warmup-fraction"
+            : o.lr_warmup_iters  ? format("--lr-warmup-iters %lld", (long long)o.lr_warmup_iters).c_str()
+                                 : "--lr-warmup-samples",
+            (long long)s.warmup, (long long)s.decay,
+            o.lr_decay_iters     ? format("--lr-decay-iters %lld", (long long)o.lr_decay_iters).c_str()
+            : o.lr_decay_samples ? "--lr-decay-samples"
+                                 : "the length of the run");
     s.max_lr = o.lr;
     s.min_lr = o.min_lr;
     s.init_lr = o.lr_warmup_init;
