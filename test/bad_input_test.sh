@@ -91,6 +91,12 @@ refuse "vocabulary below the data's"        "vocab"                         "$pr
 refuse "a warm-up longer than the run"      "lr-warmup-iters 100 is a warm-up of 400 samples.*ends at 8 \(the length of the run\); HINT" "${train[@]}" --data-path good --lr-warmup-iters 100
 refuse "sequence longer than the data"      "seq-length|sequence|tokens"    "${train[@]}" --data-path good --seq-length 1000000 --dry-run
 
+# ---- options that nothing in this run uses ----
+expect "options without effect" "${train[@]}" --data-path good --train-iters 1 --device-memory-gib 40 --sample-prompt a --eval-iters 0 \
+    --eval-interval 5 --save-every never --keep 2 --rollback-batches 3 --snapshot-directory /dev/shm --lr-warmup-init 1e-5 --out idle
+for option in "device-memory-gib has no effect: it is for plans; HINT: add --dry-run" sample-prompt eval-interval keep rollback-batches \
+    snapshot-directory lr-warmup-init; do says "a note on --${option%% *}" "note: --$option"; done
+
 # ---- data files ----
 refuse "data missing"                       "nothere"                       "${train[@]}" --data-path nothere
 cp good.bin cut.bin; head -c 40 good.idx >cut.idx

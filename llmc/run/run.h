@@ -396,16 +396,37 @@ inline TrainOptions settled_options(const Run& run) {
     return o;
 }
 
-// Notes on given options that do not apply to this kind of data.
+// Notes on given options that do not apply to this run, or to its kind of data.
 inline void note_idle_options(const Run& run) {
-    const auto note = [&](const char* option, const char* why) {
-        if (run.main_rank() && run.o.given.count(option))
-            print_line(stderr, format("note: --%s has no effect: %s", option, why));
+    const TrainOptions& o = run.o;
+    const auto note = [&](const std::string& option, const char* why) {
+        if (run.main_rank() && o.given.count(option))
+            print_line(stderr, format("note: --%s has no effect: %s", option.c_str(), why));
     };
-    if (!run.o.valid_data_path.empty()) note("split", "--valid-data-path has the data for validation");
-    if (run.train->chat_template().empty()) return;
-    for (const char* option : {"eod-mask-loss", "reset-position-ids", "reset-attention-mask"})
-        note(option, "each conversation has positions and attention of its own, with the loss on its answers");
+    const struct {
+        bool idle;
+        Strings options;
+        const char* why;
+    } rows[] = {
+        {o.sample_interval == 0, {"sample-prompt", "sample-tokens"}, "no samples are generated; HINT: --sample-interval 100"},
+        {o.snapshot_every == 0, {"snapshot-directory"}, "there are no snapshots; HINT: --snapshot-every 50"},
+        {o.on_spike != "rollback", {"rollback-distance", "rollback-batches", "max-rollbacks"}, "it is for --on-spike rollback"},
+        {run.schedule.warmup == 0, {"lr-warmup-init"}, "there is no warm-up; HINT: --lr-warmup-iters N"},
+        {o.eval_iters == 0, {"eval-interval", "eval-fixed"}, "--eval-iters 0 disables validation"},
+        {o.save_every == "never", {"keep", "save-in-foreground"}, "--save-every never writes no checkpoints"},
+        {!o.valid_data_path.empty(), {"split"}, "--valid-data-path has the data for validation"},
+        {!run.train->chat_template().empty(),
+         {"eod-mask-loss", "reset-position-ids", "reset-attention-mask"},
+         "each conversation has positions and attention of its own, with the loss on its answers"}};
+    for (const auto& row : rows)
+        for (const std::string& option : row.options)
+            if (row.idle) note(option, row.why);
+    TrainOptions walked = o;
+    for_each_option(walked, [&](const Option& option, auto&) {  // --device-tflops is also the peak of MFU
+        const std::string name = option_name(option.field);
+        if (!o.dry_run && !run.plans_elsewhere() && name != "device-tflops" && begins_with(option.group, "Plan"))
+            note(name, "it is for plans; HINT: add --dry-run, or omit it");
+    });
 }
 
 inline void open_data(Run& run) {
