@@ -50,7 +50,8 @@ inline double typed_count(const std::string& text) {
     return typed_number(plain.substr(0, plain.size() - 1)) * std::pow(1000.0, (double)unit + 1);
 }
 
-// Seconds in "90", "90s", "30m", "5min", "2 hours", "1h30m", "2d"; NAN for anything else.
+// Seconds in "90", "90s", "30m", "5min", "2 hours", "1h30m", "2d"; NAN for anything else, also for "1h30",
+// whose second unit is not clear.
 inline double parse_duration(const std::string& text) {
     struct Unit {
         double seconds;
@@ -69,11 +70,13 @@ inline double parse_duration(const std::string& text) {
     };
     const auto blanks = [&] { take([](int c) { return c == ' '; }); };
     while (i < text.size()) {
+        const bool first = i == 0;
         const double value = typed_number(take([](int c) { return isdigit(c) || c == '.' || c == '_'; }));
         blanks();
         std::string name = take([](int c) { return isalpha(c) != 0; });
         blanks();
-        if (!(value >= 0) || !std::isfinite(value) || (name.empty() && i < text.size())) return NAN;
+        const bool whole = first && i == text.size();
+        if (!(value >= 0) || !std::isfinite(value) || (name.empty() && !whole)) return NAN;
         for (char& c : name) c = (char)tolower(c);
         double seconds = name.empty() ? 1 : NAN;
         for (const Unit& unit : units)
