@@ -222,9 +222,9 @@ inline Allowed one_of(Strings choices) {
     X(int, num_attention_heads, "", 0, between(1, 10000), "Model", "number of attention heads")                                \
     X(int, num_query_groups, "kv-heads", 0, between(1, 10000), "Model",                                                        \
       "number of key/value heads, for grouped-query attention; default: as many as attention heads")                           \
-    X(int, max_position_embeddings, "", 0, between(1, 100000000), "Model",                                                     \
+    X(int, max_position_embeddings, "", 0, between(1, 1 << 24), "Model",                                                       \
       "longest sequence of the model, in tokens; default: the sequence length")                                                \
-    X(int, vocab_size, "", 0, between(1, 100000000), "Model",                                                                  \
+    X(int, vocab_size, "", 0, between(1, 1 << 24), "Model",                                                                    \
       "number of tokens in the vocabulary; default: the tokenizer's, else the preset's")                                       \
     X(int, make_vocab_size_divisible_by, "", 128, between(1, 65536), "Model",                                                  \
       "pad the vocabulary in memory to a multiple of this; the padding is never predicted and never saved")                    \
@@ -267,7 +267,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, tokenizer, "", "", word("DIR"), "Data",                                                                     \
       "tokenizer the data was prepared with: its directory or file, or a model in Hugging Face's cache; needed for samples "   \
       "of text, and kept in checkpoints")                                                                                      \
-    X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                                \
+    X(int, seq_length, "seq", 0, between(1, 1 << 24), "Data",                                                                  \
       "length of a training sample, in tokens; default: the model's longest sequence")                                         \
     X(bool, reshuffle_each_epoch, "", false, anything(), "Data",                                                               \
       "shuffle every epoch by itself, so that each text is seen once before any is seen again; default: as Megatron-LM, all "  \
