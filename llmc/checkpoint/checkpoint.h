@@ -126,8 +126,8 @@ public:
             bool known = used.count(&tensor) || has(".inv_freq");
             for (const char* part : names.not_ours) known = known || has(part);
             if (!known)
-                fail("%s contains the tensor '%s', which a %s model does not have", path.c_str(), name.c_str(),
-                     c.family.c_str());
+                fail("%s contains the tensor '%s', which %s does not have%s", path.c_str(), name.c_str(), described(c).c_str(),
+                     hint(c));
         }
     }
 
@@ -175,11 +175,18 @@ public:
             fail("%s: the biases of experts are not all finite; HINT: download or copy it again", path_.c_str());
         return biases;
     }
+    static std::string described(const ModelConfig& c) {
+        return format("a %s model of %s", c.family.c_str(), counted(c.L, "layer").c_str());
+    }
+    static const char* hint(const ModelConfig& c) {
+        return c.adapted() ? "" : "; HINT: config.json describes another model, or a number in it is wrong";
+    }
     // Fails if it is missing or has another shape.
     const TensorView& get(const TensorSpec& spec, const HfTensor& t) const {
         CHECK(!gguf_, "tensors of GGUF files are not stored as '%s'", t.name.c_str());
         const TensorView* view = find(t.name);
-        if (!view) fail("%s has no tensor '%s', which a %s model needs", path_.c_str(), t.name.c_str(), c_.family.c_str());
+        if (!view)
+            fail("%s has no tensor '%s', which %s needs%s", path_.c_str(), t.name.c_str(), described(c_).c_str(), hint(c_));
         std::vector<int64_t> shape = file_shape(spec, as_stored(t, *view));
         if (const LoraInFile* adapter = in_file(t))
             shape[is_lora_a(t) ? 0 : 1] = (int64_t)adapter->rank * std::max(1, t.below + t.alternating);
