@@ -88,6 +88,8 @@ refuse "NorMuon's option with Muon"         "muon-beta2 has no effect without --
 refuse "a sample's prompt above a sample"   "shorter --sample-prompt"       "${train[@]}" --data-path good --sample-interval 1 --sample-prompt "$(seq 40)"
 refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-attention-heads 512 --num-layers 200
 refuse "vocabulary below the data's"        "vocab"                         "$program" train "${llama[@]}" "${small[@]}" --vocab-size 100 --data-path good
+refuse "minutes without their unit"         "exit-after is '1h30'; it must be a duration" "${train[@]}" --data-path good --exit-after 1h30
+refuse "positions beyond any model"         "max-position-embeddings is '100000000'; it must be" "${train[@]}" --data-path good --max-position-embeddings 100000000
 refuse "a warm-up longer than the run"      "lr-warmup-iters 100 is a warm-up of 400 samples.*ends at 8 \(the length of the run\); HINT" "${train[@]}" --data-path good --lr-warmup-iters 100
 refuse "sequence longer than the data"      "seq-length|sequence|tokens"    "${train[@]}" --data-path good --seq-length 1000000 --dry-run
 
@@ -363,6 +365,17 @@ spoil m3; sed -i 's/"hidden_act": "silu"/"hidden_act": "tanh"/' m3/config.json
 refuse "feature not supported"              "hidden_act.*gelu_pytorch_tanh"                "$program" generate --model m3 --prompt a
 spoil m4; sed -i 's/"intermediate_size": 64/"intermediate_size": 96/' m4/config.json
 refuse "shape other than config.json's"     "mlp"                           "$program" generate --model m4 --prompt a
+for layers in 0 2; do
+    spoil m4; sed -i "s/\"num_hidden_layers\": 1/\"num_hidden_layers\": $layers/" m4/config.json
+    refuse "$layers layers for one"         "m4.*(has no tensor|is 0).*HINT: co" "$program" generate --model m4 --prompt a
+done
+spoil m5; echo '[3]' >m5/tokenizer_config.json
+refuse "settings that are no object"        "m5/tokenizer_config.json does not hold a JSON object" "$program" generate --model m5 --prompt a
+echo '{"eos_token": 3}' >m5/tokenizer_config.json
+refuse "an end that is no token"            "m5/tokenizer.json: 'eos_token' is 3" "$program" generate --model m5 --prompt a
+echo '{"chat_template": {"default": 4}}' >m5/tokenizer_config.json
+refuse "a chat template that is no text"    "tokenizer_config.json: 'chat_template' is .*must be a text" "$program" generate --model m5 --chat --prompt a
+refuse "a folder in place of a file"        "tok is a folder; it must be a file" "$program" generate --model model --prompts tok
 spoil zero; sed -i 's/"rope_theta": [0-9.]*/"rope_theta": 0/' zero/config.json
 for use in "generate --prompt a" "eval --text good.txt" "export --out never" "export --gguf never.gguf" "train --data-path good --train-iters 1 --out never"; do
     # shellcheck disable=SC2086 # several words

@@ -282,7 +282,7 @@ inline std::pair<int, size_t> open_once(const std::string& path) {
     }
     close(fd);
     if (error) fail_to_read(path, error);
-    fail("%s is not a regular file", path.c_str());
+    fail("%s is %s", path.c_str(), S_ISDIR(st.st_mode) ? "a folder; it must be a file" : "not a regular file");
 }
 inline std::pair<int, size_t> open_regular_file(const std::string& path) {
     return patiently([&] { return open_once(path); });

@@ -184,10 +184,17 @@ inline std::string jinja_template_in(const std::map<std::string, std::string>& f
     const auto found = files.find("tokenizer_config.json");
     const nlohmann::json settings = found == files.end() ? nlohmann::json() : parse_json(found->second, found->first);
     const nlohmann::json value = settings.is_object() ? settings.value("chat_template", nlohmann::json()) : nlohmann::json();
+    if (value.is_null()) return "";
     if (value.is_string()) return value.get<std::string>();
-    if (value.is_array())  // several, by name
-        for (const auto& named : value)
-            if (named.is_object() && named.value("name", "") == "default") return named.value("template", "");
+    const auto wrong = [&] {
+        fail("%s: 'chat_template' is %.200s; it must be a text, or a list of {\"name\": ..., \"template\": ...}",
+             found->first.c_str(), json_text(value).c_str());
+    };
+    if (!value.is_array()) wrong();
+    for (const auto& named : value) {  // several, by name
+        if (!named.is_object() || !named.contains("template") || !named["template"].is_string()) wrong();
+        if (named.value("name", nlohmann::json()) == "default") return named["template"].get<std::string>();
+    }
     return "";
 }
 // The file of a directory that has its template, if it has one.

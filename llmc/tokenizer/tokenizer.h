@@ -747,12 +747,18 @@ private:
         const std::string path = std::filesystem::path(source_).parent_path() / name;
         if (!file_exists(path)) return nlohmann::json::object();
         nlohmann::json j = parse_json(read_whole_file(path), path);
-        return j.is_object() ? j : nlohmann::json::object();
+        if (!j.is_object()) fail("%s does not hold a JSON object", path.c_str());
+        return j;
     }
     nlohmann::json settings_beside() const {
         nlohmann::json settings = nlohmann::json::object();
         if (is_named_as_usual())
             for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"}) settings.update(object_beside(name));
+        for (const char* key : {"bos_token", "eos_token"})
+            if (const auto at = settings.find(key);
+                at != settings.end() && !at->is_null() && !at->is_string() && !at->is_object())
+                fail("the settings next to %s: '%s' is %.200s; it must be the text of a token", source_.c_str(), key,
+                     at->dump().c_str());
         return settings;
     }
     // A token in settings: its text, or an object that holds it; empty for anything else.
