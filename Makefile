@@ -132,7 +132,7 @@ $(addsuffix /train_gpt,$(dev_build)): $(units)
 	@$(command) $(units) -o $@ $(LDFLAGS) $(LDLIBS)
 fuzzers := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(wildcard test/fuzz/fuzz_*.cpp))
 $(fuzzers): build/fuzz/%: test/fuzz/%.cpp Makefile | deps-clang
-	@echo "building $@" && mkdir -p $(@D) && clang++ $< -std=c++17 -O1 -g -Wall -Wextra -Werror -MMD -MP -o $@ \
+	@echo "building $@" && mkdir -p $(@D) && clang++ $< -std=c++17 -fopenmp -O1 -g -Wall -Wextra -Werror -MMD -MP -o $@ \
 	    -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -lpcre2-8 $(optional)
 build/%.d: ;
 -include $(wildcard build/*/*.d)

@@ -7,6 +7,7 @@ set -u
 seconds=$1
 shift
 failed=0
+export OMP_NUM_THREADS=1
 for program in "$@"; do
     target=${program##*/fuzz_}
     out=build/fuzz/$target
