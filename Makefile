@@ -161,7 +161,7 @@ comm         := $(if $(on_cpu),$(build)/host_tests) $(gpu_bf16)/$(if $(on_gpu),c
 programs     := $(if $(on_cpu),$(addprefix $(build)/,host_tests kernel_tests) $(foreach p,fp32 fp64,\
                 build/cpu-$p$(tail)/$p_tests)) $(if $(on_gpu),$(gpu_programs),$(gpu_bf16)/gpu_tests \
                 $(if $(filter test-all,$(MAKECMDGOALS)),$(addprefix $(gpu_fp32)/,gpu_tests test_gpu_golden)))
-at_length    := $(if $(filter test-all,$(MAKECMDGOALS))$(FILTER),,ladders)
+at_length    := $(if $(filter test-all,$(MAKECMDGOALS))$(FILTER),,ladders long_context)
 scripts      := $(filter-out $(patsubst %,test/%_test.sh,$(LEAVE_OUT) $(at_length)),$(wildcard test/*_test.sh))
 ifneq ($(FILTER),)  # one program per file
 named         = $(strip $(foreach f,$1,$(if $(findstring $(FILTER),$(notdir $f)),$f)))
