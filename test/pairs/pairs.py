@@ -339,7 +339,8 @@ def run_case(case, runner, seed):
     if "model" in options:  # its sizes are its own
         options = {n: v for n, v in options.items() if n not in ("num-layers", "hidden-size", "num-attention-heads") or n in case.chosen}
     ranks = number_of_ranks(case, rng)
-    plans = [("dry-run", 1, {**options, **bits, **order})] + ([("dry-run-ranks", ranks, {**options, **layout, **bits})] if layout else [])
+    planned_bits = {name: value for name, value in bits.items() if name != "eval-iters"}  # 0 would not open the data that `first` opens
+    plans = [("dry-run", 1, {**options, **planned_bits, **order})] + ([("dry-run-ranks", ranks, {**options, **layout, **planned_bits})] if layout else [])
     for rule, world, planned in plans:
         try:
             runner.run(rule, 1, ["train"] + words_of(planned) + ["--dry-run"] + (["--world", str(world)] if world > 1 else []))
