@@ -790,6 +790,17 @@ TEST(GgufTokenizer, TokensAroundAPrompt) {
         }
 }
 
+// Falcon's pre-tokenizer cuts on after ByteLevel. llama.cpp's name for it gives the same pieces.
+TEST(GgufTokenizer, OfFalcon) {
+    const auto rows = nlohmann::json::parse(read_file(golden + "variants.json"));
+    for (const auto& row : rows["variants"]) {
+        if (row["name"] != "Falcon") continue;
+        TemporaryDirectory dir;
+        write_file(dir / "tokenizer.json", nlohmann::json::parse(read_file(golden + "gpt2.json")).patch(row["patch"]).dump());
+        EXPECT_EQ(comes_back(dir, "in 1234 years,,.. 12 3").pre, "falcon");
+    }
+}
+
 TEST(GgufTokenizer, OfBytesThatLlamaCppCannot) {
     const auto original = nlohmann::json::parse(read_file(golden + "gpt2.json"));
     const auto refused = [&](const char* key, const nlohmann::json& value, const char* message) {

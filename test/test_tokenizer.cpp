@@ -527,8 +527,11 @@ TEST(Tokenizer, RefusesWhatItCannotDoByName) {
         expect_loads(j);
     }
     j = good;
-    j["pre_tokenizer"]["pretokenizers"].push_back({{"type", "Digits"}});
-    expect_refused(j, "'Digits' after ByteLevel");
+    j["pre_tokenizer"]["pretokenizers"].push_back({{"type", "Metaspace"}});
+    expect_refused(j, "'Metaspace' after ByteLevel");
+    j = good;
+    j["pre_tokenizer"]["pretokenizers"].push_back({{"type", "WhitespaceSplit"}});
+    expect_refused(j, "drops text, after ByteLevel");
     j = good;
     j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Odd";
     expect_refused(j, "behavior 'Odd'");

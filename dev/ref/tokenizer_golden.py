@@ -55,6 +55,7 @@ HOSTILE = [
     "12345 ½² ٣٤٥ a1b22c333",
     "the then that's CAN'T'S we'll 'ſ naïve \u180e \u00a0\u2028x\r\ny $5.00 (a.b) [x]",
     "漢字々かなカナー、العربية हिन्दी 한국어 😀",
+    "ますます、12²3½ 1234567 ,,.. x",
 ]
 added = lambda id, content, **flags: {"op": "add", "path": "/added_tokens/-", "value": {
     "id": id, "content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False, **flags}}
@@ -85,6 +86,9 @@ VARIANTS = {
                                  steps({"type": "Sequence", "pretokenizers": []})],
     "possessive": [steps(split(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s"))],
     "o200k, GPT-OSS": CHAT + [model("ignore_merges", True), steps(split(O200K))],
+    "Falcon": [{"op": "add", "path": "/pre_tokenizer", "value": {"type": "Sequence", "pretokenizers": [
+        {"type": "Punctuation", "behavior": "Contiguous"}, {**byte_level, "use_regex": True},
+        {"type": "Digits", "individual_digits": False}, split("[0-9][0-9][0-9]")]}}],
     "removed": [steps(split(r"\w+|[^\w\s]+", "Removed", True))],
     "contiguous": [steps(split(r"\d", "Contiguous"), split({"String": "a.b"}, "Removed"))],
     "merged with previous": [steps(split(r"\s", "MergedWithPrevious"))],

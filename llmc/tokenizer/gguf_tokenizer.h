@@ -55,6 +55,7 @@ inline const std::vector<GgufPreTokenizer>& gguf_pre_tokenizers() {
         {"gpt-2", {gpt2}},
         {"olmo", {gpt2}, false, true},
         {"mpt", {gpt2}},
+        {"phi-2", {gpt2}},
         {"llama-bpe", {llama3}, true, false, true},
         {"llama3", {llama3}, true, false, true},
         {"llama-v3", {llama3}, true, false, true},
@@ -67,6 +68,9 @@ inline const std::vector<GgufPreTokenizer>& gguf_pre_tokenizers() {
         {"smollm", {digit, gpt2}},
         {"starcoder", {digit, gpt2}},
         {"refact", {digit, gpt2}},
+        {"command-r", {digit, gpt2}},
+        {"exaone", {digit, gpt2}},
+        {"falcon", {"[\\p{P}$+<=>^`|~]+", gpt2, "\\p{N}+", "[0-9][0-9][0-9]"}},  // llama.cpp lacks the third
     };
     return rows;
 }
@@ -87,8 +91,10 @@ inline void collect_patterns(const nlohmann::json& step, std::vector<std::string
         for (const auto& part : step.at("pretokenizers")) collect_patterns(part, patterns);
     } else if (type == "ByteLevel") {
         if (step.value("use_regex", true)) patterns.push_back(pretokenizer_pattern("gpt2"));
-    } else if (type == "Digits" && step.value("individual_digits", false)) {
-        patterns.emplace_back("\\p{N}");
+    } else if (type == "Digits") {
+        patterns.emplace_back(step.value("individual_digits", false) ? "\\p{N}" : "\\p{N}+");
+    } else if (type == "Punctuation" && step.value("behavior", "") == "Contiguous") {
+        patterns.emplace_back("[\\p{P}$+<=>^`|~]+");
     } else if (type == "Split" && step.at("pattern").contains("Regex") && step.value("behavior", "") == "Isolated" &&
                !step.value("invert", false)) {
         patterns.push_back(step["pattern"]["Regex"].get<std::string>());

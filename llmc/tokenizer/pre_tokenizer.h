@@ -3,6 +3,7 @@
 // tokenizers share are scanned by hand (piece_scanner.h).
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
@@ -267,6 +268,20 @@ inline std::string literal_pattern(const std::string& text) {
     return pattern;
 }
 
+// The code point of each byte in GPT-2's table.
+inline const std::array<uint32_t, 256>& byte_characters() {
+    static const std::array<uint32_t, 256> table = [] {
+        std::array<uint32_t, 256> t{};
+        uint32_t next = 256;
+        for (uint32_t b = 0; b < 256; b++) {
+            const bool printable = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || (b >= 0xae && b <= 0xff);
+            t[b] = printable ? b : next++;
+        }
+        return t;
+    }();
+    return table;
+}
+
 // Splits text into pieces: the matches of a pattern and the text between them.
 //
 // Patterns come from files, and some would take years on a text. So the next match is first searched nearby and in few steps,
@@ -276,14 +291,18 @@ inline std::string literal_pattern(const std::string& text) {
 //
 // Behaviors by Hugging Face's names, for the matches: isolated: separate pieces. removed: dropped. contiguous: adjacent
 // matches form one piece. merged_with_previous, merged_with_next: joined to the text before or after.
+//
+// After ByteLevel (Falcon) the pattern sees the bytes as GPT-2's characters: some bytes in the middle of a character are
+// numbers.
 enum class SplitBehavior { isolated, removed, contiguous, merged_with_previous, merged_with_next };
 
 class Splitter {
 public:
-    // invert: swaps matches and the text between them. by_hand: uses a scanner if the pattern has one.
+    // invert: swaps matches and the text between them. by_hand: uses a scanner if the pattern has one. of_bytes: the step is
+    // after ByteLevel.
     explicit Splitter(const std::string& pattern, SplitBehavior behavior = SplitBehavior::isolated, bool invert = false,
-                      bool by_hand = true)
-        : pattern_(pattern), behavior_(behavior), invert_(invert) {
+                      bool by_hand = true, bool of_bytes = false)
+        : pattern_(pattern), behavior_(behavior), invert_(invert), of_bytes_(of_bytes) {
         if (by_hand && behavior == SplitBehavior::isolated && PieceScanner::knows(pattern)) {
             scanner_.emplace(pattern);
         } else {
@@ -295,9 +314,29 @@ public:
     // Resets the count of steps; the limit holds for a text as a whole.
     static void begin_text(size_t bytes) { memory().work = {0, 20000000 + 64 * (uint64_t)bytes, 0}; }
 
-    // piece(string_view) for each piece of text, which is valid UTF-8.
+    // piece(string_view) for each piece of text, which is valid UTF-8, unless the step is after ByteLevel.
     template <class F>
     void split(std::string_view text, F piece) const {
+        if (!of_bytes_) return split_characters(text, piece);
+        std::string characters;
+        for (const char byte : text) characters += utf8(byte_characters()[(unsigned char)byte]);
+        size_t at = 0;
+        split_characters(characters, [&](std::string_view part) {
+            const auto bytes = (size_t)std::count_if(part.begin(), part.end(), [](char c) { return (c & 0xc0) != 0x80; });
+            piece(text.substr(at, bytes));
+            at += bytes;
+        });
+    }
+
+    // Calls each(part, whether the pattern matches it) for all parts of text in order, for any behavior.
+    template <class F>
+    void ranges(std::string_view text, F each) const {
+        each_range(text, each);
+    }
+
+private:
+    template <class F>
+    void split_characters(std::string_view text, F piece) const {
         if (scanner_) return scanner_->split(text, piece);
         if (behavior_ == SplitBehavior::isolated) return each_range(text, [&](std::string_view part, bool) { piece(part); });
         if (behavior_ == SplitBehavior::removed)
@@ -320,13 +359,6 @@ public:
         for (std::string_view part : merged) piece(part);
     }
 
-    // Calls each(part, whether the pattern matches it) for all parts of text in order, for any behavior.
-    template <class F>
-    void ranges(std::string_view text, F each) const {
-        each_range(text, each);
-    }
-
-private:
     struct Code {
         std::shared_ptr<pcre2_code> code;
         bool jit = false;
@@ -435,7 +467,7 @@ private:
 
     std::string pattern_;
     SplitBehavior behavior_;
-    bool invert_;
+    bool invert_, of_bytes_;
     std::optional<PieceScanner> scanner_;
     Code quick_, counting_;  // without a scanner
 };

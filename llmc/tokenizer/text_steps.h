@@ -1,7 +1,7 @@
 // The pre-tokenizers of Hugging Face's tokenizer.json, as a list of steps, each of which splits the previous step's pieces.
 // Anything unknown is refused by name.
 //
-//   ByteLevel                   the last step: GPT-2's words, whose characters become bytes (tokenizer.h)
+//   ByteLevel                   GPT-2's words, whose characters become bytes (tokenizer.h); only splits may follow
 //   Metaspace                   spaces become U+2581, one is put before the text, and each starts a piece
 //   Split, CharDelimiterSplit   at matches of a regular expression, or of a text
 //   Digits, Punctuation         at numbers, at punctuation
@@ -25,7 +25,7 @@ public:
     TextSteps() = default;
     explicit TextSteps(const nlohmann::json& j) { add(j); }
 
-    bool byte_level = false;  // the last step is ByteLevel
+    bool byte_level = false;  // a step is ByteLevel
     bool drops_text = false;  // some step drops its matches
     bool only_splits() const {
         return std::all_of(steps_.begin(), steps_.end(), [](const Step& s) { return std::holds_alternative<Splitter>(s); });
@@ -83,11 +83,14 @@ private:
             for (const auto& part : j.at("pretokenizers")) add(part);
             return;
         }
-        if (byte_level) refuse("the pre-tokenizer '" + type + "' after ByteLevel");
         const auto split = [&](const std::string& pattern, SplitBehavior behavior, bool invert = false) {
-            steps_.emplace_back(Splitter(pattern, behavior, invert));
+            if (byte_level && behavior == SplitBehavior::removed)
+                refuse("the pre-tokenizer '" + type + "', which drops text, after ByteLevel");
+            steps_.emplace_back(Splitter(pattern, behavior, invert, true, byte_level));
             drops_text |= behavior == SplitBehavior::removed;
         };
+        if (byte_level && (type == "ByteLevel" || type == "Metaspace"))
+            refuse("the pre-tokenizer '" + type + "' after ByteLevel");
         if (type == "Split") {
             const auto& p = j.at("pattern");
             const bool regex = p.contains("Regex");

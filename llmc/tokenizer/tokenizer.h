@@ -53,20 +53,6 @@
 #include "unigram.h"
 
 // ---- bytes as characters ---------------------------------------------------------------------------------------------------
-// The code point of each byte in GPT-2's table.
-inline const std::array<uint32_t, 256>& byte_characters() {
-    static const std::array<uint32_t, 256> table = [] {
-        std::array<uint32_t, 256> t{};
-        uint32_t next = 256;
-        for (uint32_t b = 0; b < 256; b++) {
-            const bool printable = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || (b >= 0xae && b <= 0xff);
-            t[b] = printable ? b : next++;
-        }
-        return t;
-    }();
-    return table;
-}
-
 // Returns false if a character is not in the table.
 inline bool characters_to_bytes(std::string_view characters, std::string& bytes) {
     static const std::unordered_map<std::string, char> inverse = [] {
