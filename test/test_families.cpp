@@ -161,6 +161,20 @@ TEST(Families, PublishedConfigs) {
              const json written = to_hf_config(c, "");
              return c.L == 2 && c.eps == 1e-6 && c.tied && written["num_layers"] == 2 && written["num_hidden_layers"] == 2;
          }},
+        {"GPT-Neo 125M", R"({"model_type": "gpt_neo", "vocab_size": 99, "hidden_size": 64, "num_layers": 4, "num_heads": 4,
+                        "intermediate_size": null, "max_position_embeddings": 512, "window_size": 256,
+                        "attention_types": [[["global", "local"], 2]], "activation_function": "gelu_new",
+                        "attention_layers": ["global", "local", "global", "local"], "resid_dropout": 0, "embed_dropout": 0})",
+         [](const ModelConfig& c) {
+             return c.window == 256 && c.sees_all(0) && !c.sees_all(1) && c.sees_all(2) && !c.sees_all(3) && c.F == 256 &&
+                    c.attention_scale == 1 && !c.qkv_bias && c.proj_bias && c.tied;
+         }},
+        {"GPT-Neo: all layers local", R"({"model_type": "gpt_neo", "vocab_size": 99, "hidden_size": 64, "num_layers": 3,
+                        "num_heads": 4, "attention_types": [[["local"], 3]]})",
+         [](const ModelConfig& c) { return c.window == 256 && !c.sees_all(0) && !c.sees_all(2); }},
+        {"GPT-Neo: all layers global", R"({"model_type": "gpt_neo", "vocab_size": 99, "hidden_size": 64, "num_layers": 3,
+                        "num_heads": 4, "attention_types": [[["global"], 3]]})",
+         [](const ModelConfig& c) { return c.window == 0; }},
         {"MPT 7B", R"({"model_type": "mpt", "vocab_size": 99, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 128,
                         "expansion_ratio": 4, "no_bias": true, "norm_type": "low_precision_layernorm", "verbose": 0,
                         "attn_config": {"alibi": true, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
@@ -406,6 +420,14 @@ TEST(Families, UnsupportedIsNamed) {
          {"'n_embd'", "a multiple of 4"}},
         {llama_like("exaone", R"("num_layers": 5)"), {"'num_layers'", "'num_hidden_layers'", "contradict"}},
         {llama_like("internlm3", R"("bias": true)"), {"'bias'", "only false"}},
+        {llama_like("gpt_neo", R"("num_layers": 2, "num_heads": 4, "attention_types": [[["local"], 1]])"),
+         {"'attention_types'", "each layer"}},
+        {llama_like("gpt_neo", R"("num_layers": 2, "num_heads": 4, "attention_types": [["local", 1]])"),
+         {"'attention_types'", "times"}},
+        {llama_like("gpt_neo", R"("num_layers": 3, "num_heads": 4, "attention_types": [[["local", "global", "global"], 1]])"),
+         {"'attention_types'", "every n-th layer"}},
+        {llama_like("gpt_neo", R"("num_layers": 2, "num_heads": 4, "attention_layers": ["local", "local"])"),
+         {"'attention_layers'", "only"}},
         {llama_like("falcon", R"("alibi": true)"), {"'alibi'", "only false"}},
         {llama_like("falcon", R"("num_ln_in_parallel_attn": 2)"), {"'num_ln_in_parallel_attn'", "only 1"}},
         {llama_like("falcon", R"("new_decoder_architecture": true, "parallel_attn": false)"), {"'parallel_attn'", "only true"}},
@@ -627,6 +649,19 @@ TEST(Families, CombinationsFindTheirClass) {
              c.attention_scale = 0.3;
          }},
         {"falcon", [](ModelConfig& c) { set_family(c, "falcon"); }},
+        {"gpt_neo",
+         [](ModelConfig& c) {
+             set_family(c, "gpt_neo");
+             c.window = 8;
+             c.full_interval = 2;
+             c.full_offset = 1;
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             c.window = 8;
+             c.full_interval = 2;
+             c.full_offset = 1;
+         }},
         {"internlm3", [](ModelConfig& c) { set_family(c, "internlm3"); }},
         {"exaone", [](ModelConfig& c) { set_family(c, "exaone"); }},
         {"phi",
@@ -737,7 +772,7 @@ TEST(Families, CombinationsFindTheirClass) {
         c.L = 4;
         if (!c.C) c.C = 64;
         c.NH = 4;
-        const std::set<std::string> ungrouped = {"gpt2", "bloom", "gpt_neox", "opt", "mpt", "gptj", "codegen"};
+        const std::set<std::string> ungrouped = {"gpt2", "bloom", "gpt_neox", "opt", "mpt", "gptj", "codegen", "gpt_neo"};
         c.NKV = ungrouped.count(c.family) ? 4 : 2;
         if (c.C % c.NH) c.head_size = 16;
         if (!c.F) c.F = 80;
@@ -802,6 +837,10 @@ TEST(Families, OurFormHasEveryField) {
         [](ModelConfig& c) { c.sinks = true; },
         [](ModelConfig& c) { c.window = 9; },
         [](ModelConfig& c) { c.full_interval = 2; },
+        [](ModelConfig& c) {
+            c.full_interval = 2;
+            c.full_offset = 1;
+        },
         [](ModelConfig& c) { c.nope_interval = 2; },
         [](ModelConfig& c) { c.rotary_fraction = 0.5; },
         [](ModelConfig& c) { c.local_rope_base = 77; },

@@ -398,7 +398,7 @@ INSTANTIATE_TEST_SUITE_P(
                                      "ministral", "seed_oss", "arcee", "exaone4", "starcoder2", "stablelm", "phi3", "ernie4_5",
                                      "helium", "glm", "glm4", "nemotron", "gpt_bigcode", "granite", "granitemoe", "minicpm",
                                      "cohere", "cohere2", "opt", "internlm2", "mpt", "falcon", "phi", "gptj", "codegen",
-                                     "internlm3", "exaone"),
+                                     "internlm3", "exaone", "gpt_neo"),
                      testing::Bool()),
     [](const auto& test) { return std::string(std::get<0>(test.param)) + (std::get<1>(test.param) ? "_plain" : "_fast"); });
 

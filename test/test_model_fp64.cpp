@@ -28,6 +28,16 @@ const Variant variants[] = {
     {"one norm for both branches", "train_gpt", [](ModelConfig& c) { c.norm_place = NormPlace::shared; }},
     {"LayerNorm without bias", "gpt2", [](ModelConfig& c) { c.norm_bias = false; }},
     {"opt", "opt", nullptr},
+    {"mpt", "mpt", nullptr},
+    {"falcon", "falcon", nullptr},
+    {"gpt_neo", "gpt_neo",
+     [](ModelConfig& c) {
+         c.window = 3;
+         c.full_interval = 2;
+         c.full_offset = 1;
+     }},
+    {"gptj", "gptj", nullptr},
+    {"bias of the logits, tied", "gpt2", [](ModelConfig& c) { c.head_bias = true; }},
     {"cohere2", "cohere2",
      [](ModelConfig& c) {
          c.window = 3;
@@ -259,6 +269,9 @@ Batch random_batch(const ModelConfig& c, int B, int T, bool documents) {
     return b;
 }
 
+// The elements of a tensor without a padded vocabulary's.
+size_t live_elements(const TensorSpec& t) { return t.hf.size() == 1 ? (size_t)t.hf[0].rows * t.cols : t.size(); }
+
 struct Fixture {
     be::Ctx ctx{2};
     Model m;
@@ -280,7 +293,7 @@ struct Fixture {
         std::mt19937 rng(3);
         for (const TensorSpec& t : m.table.rows)
             if (t.vector())
-                for (size_t i = 0; i < t.size(); i++) m.params[t.offset + i] += 0.3 * ((rng() % 1000) / 500.0 - 1);
+                for (size_t i = 0; i < live_elements(t); i++) m.params[t.offset + i] += 0.3 * ((rng() % 1000) / 500.0 - 1);
         upload();
     }
     void upload() {
@@ -332,7 +345,7 @@ void expect_gradients(Fixture& f, size_t elements) {
         floatX* params = f.m.params + t.offset;
         const real* grads = f.grads() + t.offset;
         EXPECT_NE(std::count(grads, grads + t.size(), real(0)), (ptrdiff_t)t.size()) << t.name << " gets no gradient";
-        const size_t live = t.hf.size() == 1 ? (size_t)t.hf[0].rows * t.cols : t.size();
+        const size_t live = live_elements(t);
         for (size_t k = 0; k < std::max<size_t>(1, std::min(live, elements)); k++) {
             std::vector<double> direction(live);
             if (elements) direction[live <= elements ? k : rng() % live] = 1;

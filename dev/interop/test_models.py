@@ -62,6 +62,7 @@ OPT = dict(hidden_size=90, ffn_dim=80, num_hidden_layers=2, num_attention_heads=
 MPT = dict(d_model=90, n_layers=2, n_heads=5, max_seq_len=T, layer_norm_epsilon=1e-3, **IDS)
 FALCON = dict(hidden_size=90, num_hidden_layers=2, num_attention_heads=5, max_position_embeddings=T, layer_norm_epsilon=1e-3, **IDS)
 GPTJ = dict(n_embd=176, n_layer=2, n_head=4, n_positions=T, layer_norm_epsilon=1e-3, **IDS)
+NEO = dict(hidden_size=90, num_layers=2, num_heads=5, max_position_embeddings=T, layer_norm_epsilon=1e-3, **IDS)
 GPT2 = dict(n_embd=90, n_layer=2, n_head=5, n_positions=T, **IDS)
 
 
@@ -162,6 +163,8 @@ FAMILIES = {
     "mpt": (t.MptConfig, {"": MPT, "untied": dict(attn_config={"softmax_scale": 0.3}, tie_word_embeddings=False, **MPT)}),
     "phi": (t.PhiConfig, {"": dict(**rope(partial_rotary_factor=0.5), **STABLE),
                           "tied": dict(tie_word_embeddings=True, **STABLE | dict(num_key_value_heads=None))}),
+    "gpt_neo": (t.GPTNeoConfig, {"": dict(window_size=7, attention_types=[[["global", "local"], 1]], **NEO),
+                                 "local": dict(window_size=9, intermediate_size=70, attention_types=[[["local"], 2]], **NEO)}),
     "internlm3": (getattr(t, "InternLM3Config", None), {"": SIZES}),
     "exaone": (getattr(t, "ExaoneConfig", None), {"": SIZES, "tied": dict(tie_word_embeddings=True, **LLAMA3, **SIZES)}),
     "gptj": (t.GPTJConfig, {"": dict(n_inner=70, rotary_dim=30, **GPTJ), "tied": dict(tie_word_embeddings=True, rotary_dim=8, **GPTJ)}),

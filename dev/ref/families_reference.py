@@ -101,6 +101,8 @@ MODELS = {
     "codegen": t.CodeGenConfig(n_embd=40, n_layer=2, n_head=4, n_positions=32, rotary_dim=6, n_inner=24, **IDS),
     "internlm3": t.InternLM3Config(**SIZES),
     "exaone": t.ExaoneConfig(rope_parameters=LLAMA3, **SIZES),
+    "gpt_neo": t.GPTNeoConfig(hidden_size=20, num_layers=3, num_heads=5, max_position_embeddings=32, intermediate_size=24,
+                              window_size=5, attention_types=[[["global", "local"], 1], [["global"], 1]], **IDS),
 }
 SCALINGS = {  # rope_parameters, and the length of the sequence
     "default": ({"rope_type": "default"}, 16),

@@ -53,6 +53,12 @@ inline ModelConfig gpt2_structure() {
     c.qkv_bias = c.proj_bias = c.mlp_bias = c.tied = true;
     return c;
 }
+inline ModelConfig gpt_neo_structure() {
+    ModelConfig c = gpt2_structure();
+    c.qkv_bias = false;
+    c.attention_scale = 1;
+    return c;
+}
 inline ModelConfig opt_structure() {
     ModelConfig c = gpt2_structure();
     c.activation = Activation::relu;
@@ -390,6 +396,12 @@ inline TensorNames exaone_names() {
     n.fc1 = {"mlp.c_fc_0", "mlp.c_fc_1"};
     return n;
 }
+inline TensorNames gpt_neo_names() {
+    TensorNames n = exaone_names();
+    n.fc1 = {"mlp.c_fc"};
+    n.not_ours = {".attn.attention.bias", ".attn.attention.masked_bias"};
+    return n;
+}
 inline TensorNames mpt_names() {
     TensorNames n = bigcode_names();
     n.layer = "blocks.";
@@ -511,6 +523,7 @@ inline const std::vector<Family>& families() {
         {"codegen", "CodeGenForCausalLM", gptj_structure(), codegen_names()},
         {"internlm3", "InternLM3ForCausalLM", {}, llama_names()},
         {"exaone", "ExaoneForCausalLM", {}, exaone_names()},
+        {"gpt_neo", "GPTNeoForCausalLM", gpt_neo_structure(), gpt_neo_names()},
         {"train_gpt", "TrainGptForCausalLM", {}, own_names()},
     };
     return rows;

@@ -45,6 +45,20 @@ inline Keys gpt2_keys() {
     return gpt2_keys(
         0.1, {scale_attn_weights(), only("scale_attn_by_inverse_layer_idx", false), only("add_cross_attention", false)});
 }
+inline Keys gpt_neo_keys() {
+    return {size("hidden_size", &C::C),
+            size("num_layers", &C::L),
+            size("num_heads", &C::NH),
+            follows(&C::NKV, &C::NH, 1),
+            size_or("intermediate_size", &C::F, &C::C, 4),
+            size("max_position_embeddings", &C::T, 2048),
+            plain_activation("activation_function"),
+            number("layer_norm_epsilon", &C::eps, 1e-5),
+            local_layers(),
+            attention_dropout(),
+            number("embed_dropout", &C::embedding_dropout, 0),
+            number("resid_dropout", &C::hidden_dropout, 0)};
+}
 inline Keys bloom_keys() {
     return {size("hidden_size", &C::C, required, "n_embed"),
             size("n_layer", &C::L, required, "num_hidden_layers"),
@@ -200,6 +214,7 @@ inline Keys own_keys() {
                        flag("attention_sinks", &C::sinks, false),
                        size_or_null("sliding_window", &C::window, 0),
                        size("full_attention_interval", &C::full_interval, 0),
+                       size("full_attention_offset", &C::full_offset, 0),
                        number("embedding_scale", &C::embedding_scale, 1),
                        number("residual_scale", &C::residual_scale, 1),
                        number("logit_divisor", &C::logit_divisor, 1),
@@ -308,6 +323,7 @@ inline const Keys& keys_of(const std::string& family) {
                   llama_keys({only("attention_bias", false), only("mlp_bias", false),
                               number("embed_dropout", &C::embedding_dropout, 0)},
                              4096, 0, 1e-5, ernie_rope))}},
+        {"gpt_neo", gpt_neo_keys()},
         {"train_gpt", own_keys()},
     };
     const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });

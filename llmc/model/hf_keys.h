@@ -569,6 +569,42 @@ inline Key window(const WindowKeys& keys) {
                 for (int l = 0; l < c.L; l++) j[types].push_back(c.sees_all(l) ? "full_attention" : "sliding_attention");
             }};
 }
+// GPT-Neo: layers with a window are "local", in a list of lists of words and how often each is repeated. Published files also
+// have the whole list.
+inline Key local_layers() {
+    const char *const types = "attention_types", *const size = "window_size", *const layers = "attention_layers";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                using List = nlohmann::json;
+                const nlohmann::json usual = List::array({List::array({List::array({"global", "local"}), (c.L + 1) / 2})});
+                const nlohmann::json& given = in.absent(types) ? usual : in.j[types];
+                nlohmann::json words = List::array();
+                for (const auto& part : given) {
+                    if (!part.is_array() || part.size() != 2 || !part[0].is_array() || !part[1].is_number_integer())
+                        in.wrong(types, "a list of [[words], times]");
+                    for (int i = 0; i < part[1] && words.size() < 2 * (size_t)c.L; i++)
+                        words.insert(words.end(), part[0].begin(), part[0].end());
+                }
+                if (!in.absent(layers)) in.only(layers, words);
+                nlohmann::json list;
+                list[types] = words;
+                const std::vector<bool> full = layers_with({list, in.source}, types, c, "global", "local");
+                c.window = in.count(size, 256);
+                const auto full_from = [&](int first) {  // every second layer from this one on
+                    for (int l = 0; l < c.L; l++)
+                        if (full[(size_t)l] != (l % 2 == first)) return false;
+                    return true;
+                };
+                c.full_interval = full_from(0) ? 2 : interval_of(in, types, full);
+                c.full_offset = full_from(0) ? 1 : 0;
+                if (c.full_interval == 1 || (full_from(0) && c.L == 1)) c.window = 0;
+            },
+            [=](Json& j, const ModelConfig& c) {
+                j[size] = c.window ? c.window : 256;
+                j[layers] = Json::array();
+                for (int l = 0; l < c.L; l++) j[layers].push_back(c.sees_all(l) ? "global" : "local");
+                j[types] = Json::array({Json::array({j[layers], 1})});
+            }};
+}
 // EXAONE 4, Cohere 2: with "sliding_window", layers that see all keys have no positions.
 inline Key positions_in_windows(int missing) {
     const char* const pattern = "sliding_window_pattern";

@@ -122,6 +122,7 @@ struct ModelConfig {
     bool sinks = false;                               // a learned logit per query head takes part in its softmax
     int window = 0;                                   // number of keys that a query sees, itself included; 0: all before it
     int full_interval = 0;                            // every n-th layer (n, 2n, ...) ignores the window; 0: none does
+    int full_offset = 0;                              // and layers n - offset, 2n - offset, ... do then
     int nope_interval = 0;                            // every n-th layer has no positions; 0: all have them
     int position_offset = 0;                          // rows of learned positions before the first one's
     double rotary_fraction = 1;                       // fraction of each head, from its start, that is rotated
@@ -170,7 +171,7 @@ struct ModelConfig {
     bool norm_after() const { return norm_place == NormPlace::after || norm_place == NormPlace::both; }
     bool parallel() const { return norm_place == NormPlace::parallel || norm_place == NormPlace::shared; }
     bool lacks_norm_bias() const { return norm == Norm::layernorm && !norm_bias; }
-    bool sees_all(int layer) const { return !window || (full_interval && (layer + 1) % full_interval == 0); }
+    bool sees_all(int layer) const { return !window || (full_interval && (layer + 1 + full_offset) % full_interval == 0); }
     // The angles for layers without or with a window, for sequences of up to `tokens`.
     RopeTable rope(bool windowed, int tokens) const {
         if (windowed && local_rope_base > 0) return {tokens, rotated(), local_rope_base, {}};
@@ -207,7 +208,8 @@ inline ModelConfig canonical(ModelConfig c) {
     make_canonical(c.mixture, c.F, c.L);
     if (c.mixture.groups == c.mixture.group_topk) c.mixture.groups = c.mixture.group_topk = 1;
     if (c.full_interval == 1) c.window = 0;
-    if (!c.window || c.full_interval > c.L) c.full_interval = 0;
+    if (!c.window || c.full_interval > c.L + c.full_offset) c.full_interval = 0;
+    if (!c.full_interval) c.full_offset = 0;
     const bool same_base = c.local_rope_base == c.rope_base && c.rope_scaling.type == RopeScaling::Type::none;
     if (!c.window || c.position != Position::rope || same_base) c.local_rope_base = 0;
     return c;
