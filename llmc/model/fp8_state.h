@@ -1,6 +1,6 @@
 // Scales of FP8 training (Transformer Engine's delayed scaling, per tensor). Each of a block's four matrices has three
-// quantized tensors: its input, the weight, and the gradient of its output. A tensor's scale follows from the largest absolute
-// elements (amax) of earlier steps:
+// quantized tensors: its input, the weight, and the gradient of its output; in a mixture all experts have one of each (FP8.md
+// says why). A tensor's scale follows from the largest absolute elements (amax) of earlier steps:
 //   scale = largest number of the format / amax / 2^margin,   amax = the largest in the history, or its newest entry
 // An amax covers a whole step: all micro-batches, tensor- and data-parallel ranks. So the parallel layout changes nothing, and
 // a skipped step leaves no trace. (Transformer Engine and Megatron advance with every micro-batch: their history of 1024
