@@ -158,7 +158,7 @@ std::vector<Case> cases() {
     many.logit_softcap = 4;
     many.embedding_scale = 8;
     many.head_size = 8;
-    many.sinks = many.qkv_bias = many.proj_bias = many.mlp_bias = true;
+    many.sinks = many.qkv_bias = many.proj_bias = many.mlp_bias = many.head_bias = true;
     many.embedding_dropout = many.attention_dropout = many.hidden_dropout = 0.1;
     if (few) return all;
     ModelConfig& neox = add("gpt_neox", "gpt_neox", 4, false, false, false);
