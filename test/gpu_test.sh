@@ -54,7 +54,7 @@ expect "--nondeterministic-attention with --detect-nondeterminism: refused" refu
 expect "--nondeterministic-attention on the CPU: refused" refused train "$program" gpt2 x --nondeterministic-attention
 says "where it is for" "is for GPUs"
 # In FP8; the tensor cores accumulate with fewer bits than the CPU.
-for name in gpt2 llama olmo2; do
+for name in gpt2 llama olmo2 mixture; do
     for options in "--fp8 hybrid --fp8-start 3" "--fp8 e4m3 --fp8-recipe current --main-grads-dtype bf16 --fp8-weight-transpose on-the-fly"; do
         [[ $name != olmo2 || $options == *start* ]] || continue
         # shellcheck disable=SC2086

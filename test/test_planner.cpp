@@ -181,6 +181,26 @@ TEST(Planner, AttentionDropoutTakesItsDraws) {
         }
 }
 
+// Experts' products take bf16's time, and their factors are read and written before: weights, the input, which is also measured,
+// and the activation, as well.
+TEST(Planner, Fp8DoesNotSpeedUpExperts) {
+    PlanInput in = toy();
+    in.memory_gbs = 1e5;
+    in.c.mixture.experts = 8;
+    in.c.mixture.topk = 2;
+    const StagePlan wide = make_plan(in).stages[0];
+    in.fp8 = true;
+    in.products_speedup = 1.6;
+    const StagePlan narrow = make_plan(in).stages[0];
+    const double rate = in.tflops * 1e12 * in.efficiency, N = 2 * 64, C = 192, F = 516, heads = 12 * 16;
+    const double products = 2 * N * (C * 2 * heads + heads * C) / rate, elementwise = 2 * N * (8 * C + 4 * heads + 2 * 3 * F);
+    const double rounding = 2 * (2 * 8 * C * 3 * F + 3 * N * C + 3 * 2 * N * F);
+    expect_within(narrow.forward_seconds - wide.forward_seconds,
+                  8 * (rounding / 1e14 - (1 - 1 / 1.6) * (products - elementwise / 1e14)), 1e-9);
+    in.memory_gbs = 1e9;
+    EXPECT_LT(make_plan(in).stages[0].backward_seconds, wide.backward_seconds);
+}
+
 // Weights of FP8 layers that are transposed in every backward pass are read and written once each.
 TEST(Planner, TransposesOfFp8WeightsPassOverMemory) {
     PlanInput in = toy();

@@ -596,7 +596,10 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     t.row("hardware",
           format("%d x %s in nodes of %d: %.4g TFLOP/s at %.0f%%%s, links of %.4g and %.4g GB/s within and between nodes",
                  in.world, in.device.c_str(), in.node_size, in.tflops, 100 * in.efficiency,
-                 in.products_speedup != 1 ? format(", products %.3g times as fast in FP8", in.products_speedup).c_str() : "",
+                 in.products_speedup == 1 ? ""
+                                          : format(", products%s %.3g times as fast in FP8",
+                                                   in.c.mixture.on() ? " except experts'" : "", in.products_speedup)
+                                                .c_str(),
                  in.intra_gbs, in.inter_gbs));
     t.row("micro-batch", format("forward %s, backward %s%s", seconds(slowest->forward_seconds).c_str(),
                                 seconds(slowest->backward_seconds).c_str(),
