@@ -105,14 +105,14 @@ for tied in --untie-embeddings-and-output-weights --no-untie-embeddings-and-outp
 done
 expect "ZeRO-2 and gradients computed twice: refused" refused train 2 x --zero 2 --detect-nondeterminism 2
 says "by name" "--detect-nondeterminism.*--zero 2"
-layouts "context parallel" one context --check-replicas 4 -- "2 --cp 2" "4 --cp 4 --zero 0 --recompute full" "4 --cp 2 --tp 2 --resume one/step_00000003" "4 --cp 2 --pp 2 --vpp 2 --sample-interval 4"
+layouts "context parallel" one context --check-replicas 4 -- "2 --cp 2 --context-parallel-method alltoall" "4 --cp 4 --zero 0 --recompute full" "4 --cp 2 --tp 2 --resume one/step_00000003" "4 --cp 2 --pp 2 --vpp 2 --sample-interval 4"
 expect "one rank resumes what cp 4 wrote" train 1 "context one" --resume "context 4 --cp 4 --zero 0 --recompute full/step_00000003"
 expect "and goes on with one rank's losses" near one "context one" 5
 expect "inspect names the layout" "$program" inspect "context 4 --cp 2 --pp 2 --vpp 2 --sample-interval 4"
 says "it" "cp 2, pp 2, vpp 2"
 cut=(--position-embedding-type alibi --reset-attention-mask --reset-position-ids --eod-mask-loss --micro-batch-size 1 --optimizer muon --ema-decay 0.9)
 expect "documents and ALiBi on one rank" train 1 cut "${cut[@]}"
-layouts "documents and ALiBi" cut cut "${cut[@]}" -- "2 --cp 2" "4 --cp 2 --zero 1 --main-grads-dtype bf16"
+layouts "documents and ALiBi" cut cut "${cut[@]}" -- "2 --cp 2 --context-parallel-method alltoall" "4 --cp 2 --zero 1 --main-grads-dtype bf16"
 expect "FP8 on one rank" train 1 "context fp8" --seq-length 32 --fp8-format hybrid
 expect "FP8, cp 2" train 2 "context fp8 2" --seq-length 32 --fp8-format hybrid --cp 2
 expect "FP8, cp 2: one rank's losses" near_losses "context fp8" "context fp8 2" 8 0.02
@@ -135,6 +135,7 @@ refuses_context() { # NAME PATTERN OPTIONS...
     says "why" "$pattern"
 }
 refuses_context "a sequence that it does not divide" "--context-parallel-size 2 cuts the 42 rows of a sequence into 4 equal parts" --seq-length 42
+refuses_context "more ranks than key/value heads" "alltoall divides the 1 key/value head by --context-parallel-size 2" --context-parallel-method alltoall --num-query-groups 1
 refuses_context "virtual tokens" "--context-parallel-size 2 is not available for virtual tokens" --model one --prompt-tokens 4 --seq-length 36
 refuses_context "capacities of experts" "--context-parallel-size 2 and --moe-expert-capacity-factor cannot be combined" --num-experts 4 --moe-expert-capacity-factor 1
 # Questions of different lengths, measured while training: rows of a score are on any rank.

@@ -34,13 +34,14 @@ struct Layout {
     int tp, pp, vpp, ep;
     bool sequence_parallel;
     int zero, cp;
+    bool exchanges_heads = false;
     bool all_to_all() const { return ep > 1 && (zero + pp) % 2; }
     std::string text(int world) const {
         std::string s = format("dp %d, tp %d, pp %d", world / tp / pp / cp, tp, pp);
         if (vpp > 1) s += format(", vpp %d", vpp);
         if (tp > 1) s += sequence_parallel ? ", sequence parallel" : ", without sequence parallelism";
         if (ep > 1) s += format(", ep %d%s", ep, all_to_all() ? " all to all" : "");
-        if (cp > 1) s += format(", cp %d", cp);
+        if (cp > 1) s += format(", cp %d%s", cp, exchanges_heads ? " all to all" : "");
         if (world / tp / pp > 1) s += format(", zero %d", zero);
         return s;
     }
@@ -81,7 +82,10 @@ std::vector<Layout> layouts(int world, const std::string& what, size_t model, co
                         for (const int cp : {1, 2, 4, 8}) {
                             if (dp % cp || (cp > 1 && (!can_cut(k) || cp % ep || (!zero && what != "all")))) continue;
                             if (what == "some" && model > 0 && n_main++ % one_of != model % one_of) continue;
-                            found.push_back({tp, pp, vpp, ep, sp, zero, cp});
+                            const bool can_exchange = cp > 1 && LocalSizes(k.c, {tp, 0}).NKVl % cp == 0;
+                            const bool exchanges = can_exchange && (zero + tp + model) % 2;
+                            found.push_back({tp, pp, vpp, ep, sp, zero, cp, exchanges});
+                            if (what == "all" && can_exchange) found.push_back({tp, pp, vpp, ep, sp, zero, cp, !exchanges});
                         }
                     }
     return found;
@@ -176,6 +180,7 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     o.pipeline_model_parallel_size = l.pp;
     o.expert_model_parallel_size = l.ep;
     o.context_parallel_size = l.cp;
+    o.context_parallel_method = l.exchanges_heads ? "alltoall" : "allgather";
     o.num_virtual_stages_per_pipeline_rank = l.vpp;
     o.no_sequence_parallel = !l.sequence_parallel;
     o.zero = l.zero;

@@ -432,6 +432,15 @@ TEST(Planner, ContextParallelTraffic) {
         EXPECT_EQ(p.context.bytes, (double)p.context.messages * keys);
     }
     in.recompute = "none";
+    in.exchanges_heads = true;  // qkv and the output, 3/4 of whose rows go to others, and their gradients with both again
+    for (const bool full : {false, true}) {
+        in.recompute = full ? "full" : "none";
+        const Plan p = make_plan(in);
+        const double rows = 2.0 * 64 / 4, numbers = (2 * in.c.NH + 2 * in.c.NKV) * in.c.HS();
+        EXPECT_EQ(p.context.bytes, micro_batches * layers * (full ? 4 : 3) * rows * 3 / 4 * numbers * 2);
+    }
+    in.exchanges_heads = false;
+    in.recompute = "none";
     const Plan p = make_plan(in);
     EXPECT_EQ(p.data.bytes, whole.data.bytes);
     EXPECT_EQ(p.stages[0].parameters, whole.stages[0].parameters);

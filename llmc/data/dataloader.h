@@ -35,11 +35,12 @@
 #include "split.h"
 
 struct Batch {
-    std::vector<int> tokens;        // (B, T)
-    std::vector<int> targets;       // (B, T) the next token; -1: masked
-    std::vector<int> positions;     // (B, T)
-    std::vector<int> doc_start;     // (B, T) the first key that a row sees; empty if attention is not reset at documents
-    std::vector<AnswerPair> pairs;  // pairs of answers, in their rows of whole sequences
+    std::vector<int> tokens;           // (B, T)
+    std::vector<int> targets;          // (B, T) the next token; -1: masked
+    std::vector<int> positions;        // (B, T)
+    std::vector<int> doc_start;        // (B, T) the first key that a row sees; empty if attention is not reset at documents
+    std::vector<int> whole_doc_start;  // the same of all rows, if they are cut over ranks
+    std::vector<AnswerPair> pairs;     // pairs of answers, in their rows of whole sequences
     int B = 0, T = 0;
     bool begins = true;  // sequences start here, and get the model's virtual tokens
     Zigzag part;         // T are this rank's rows of sequences that are cut over ranks
@@ -59,6 +60,7 @@ struct Batch {
         take(targets, mine.targets);
         take(positions, mine.positions);
         take(doc_start, mine.doc_start);
+        mine.whole_doc_start = doc_start;
         mine.pairs = pairs;
         return mine;
     }
@@ -89,6 +91,15 @@ struct Batch {
         return rows;
     }
 
+    // The keys of the whole sequences that this batch has some rows of.
+    Batch keys_of_all_rows() const {
+        Batch all;
+        all.B = B;
+        all.T = T * part.cp.size;
+        all.tokens.resize((size_t)B * (size_t)all.T);
+        all.doc_start = whole_doc_start;
+        return all;
+    }
     // (B, T) the first key that a row sees if a query sees at most `window` keys, itself included.
     std::vector<int> first_keys(int window) const {
         std::vector<int> first = doc_start;

@@ -96,7 +96,7 @@ struct MicroBatch {
     floatX* embedded = nullptr;           // (Nl, C) input of the embedding norm
     NormStatistics embedding_stats = {};  // of the embedding norm
     int *tokens, *targets, *positions;    // (N) each
-    int* doc_start;                       // (N) the first key that a row sees
+    int* doc_start;                       // (N) the first key that a row sees; all rows', if cp ranks exchange heads
     int* window_start;                    // (N) the same in layers with a sliding window
     // The current micro-batch.
     std::vector<AnswerPair> pairs;  // pairs of answers (DPO), in rows of whole sequences
@@ -142,15 +142,18 @@ struct Activations {
     LossSums* sums;                                   // over all rows through the head since the last clear
     floatX* branch_out;  // (Nl, C) output of attention or MLP, added to the residual stream; its gradient
     // With context parallelism: keys and values of all ranks' rows, and their gradients, by rank; of a sequence, in its order.
-    floatX* all_keys;         // (cp, B, T, 2 NKVl, HS)
-    floatX *keys, *dkeys;     // (cp T, 2 NKVl, HS)
-    real* dq_sums = nullptr;  // (dq_sums_size) for attention_backward; null: it is deterministic
-    size_t dq_sums_size = 0;  // set before memory is planned
-    floatX* dequantized;      // the weights of a layer at a time, if they are quantized
-    floatX* dx;               // (Nl, C) gradient of the residual stream, from head to embedding
-    floatX* dnorm;            // (Nl, C) gradient of a norm's output
-    floatX *datt, *dqkv;      // (N, NHl HS), (N, QKVl)
-    floatX *dact, *dfc1;      // (N, Fl), (N, F1l) in the memory of datt and dqkv; without a gate dact is dfc1
+    floatX* all_keys;      // (cp, B, T, 2 NKVl, HS)
+    floatX *keys, *dkeys;  // (cp T, 2 NKVl, HS)
+    // If they exchange heads instead (head_exchange.h):
+    floatX* exchanged[2];            // (N, QKVl)
+    floatX *whole_att, *whole_datt;  // (N, NHl HS)
+    real* dq_sums = nullptr;         // (dq_sums_size) for attention_backward; null: it is deterministic
+    size_t dq_sums_size = 0;         // set before memory is planned
+    floatX* dequantized;             // the weights of a layer at a time, if they are quantized
+    floatX* dx;                      // (Nl, C) gradient of the residual stream, from head to embedding
+    floatX* dnorm;                   // (Nl, C) gradient of a norm's output
+    floatX *datt, *dqkv;             // (N, NHl HS), (N, QKVl)
+    floatX *dact, *dfc1;             // (N, Fl), (N, F1l) in the memory of datt and dqkv; without a gate dact is dfc1
     // In models with mixtures, whose dact and dfc1 are (slots, Fl), (slots, F1l) and different:
     floatX* expert_rows;        // (slots, C) outputs of all experts; gradients of their inputs; of the shared expert
     floatX* dshared_fc1;        // (N, F1l) of the shared expert

@@ -221,9 +221,10 @@ inline void plan_activations(Model& m, bool fp8) {
                 arena.add("activations: embedding, head", &in.embedding_stats.mean, Nl);
                 arena.add("activations: embedding, head", &in.embedding_stats.rstd, Nl);
             }
-            for (int** ids : {&in.tokens, &in.targets, &in.positions, &in.doc_start})
-                arena.add("activations: embedding, head", ids, N);
-            if (m.c.window) arena.add("activations: embedding, head", &in.window_start, N);
+            for (int** ids : {&in.tokens, &in.targets, &in.positions}) arena.add("activations: embedding, head", ids, N);
+            const size_t attending = m.ranks->exchanges_heads ? N * (size_t)m.ranks->mesh.cp.size : N;
+            arena.add("activations: embedding, head", &in.doc_start, attending);
+            if (m.c.window) arena.add("activations: embedding, head", &in.window_start, attending);
         }
     const char* const shared = "activations: shared block";
     const auto plan_shared = [&](size_t count, Kept kept, auto& tensor) {
@@ -251,7 +252,11 @@ inline void plan_activations(Model& m, bool fp8) {
     m.a.all_rows = m.a.all_inputs = nullptr;
     if (m.ranks->sequence_parallel) arena.add(shared, &m.a.all_rows, N * C);
     if (m.ranks->overlap && !m.frozen) arena.add(shared, &m.a.all_inputs, N * C);
-    if (const size_t cp = (size_t)m.ranks->mesh.cp.size; cp > 1) {
+    if (const size_t cp = (size_t)m.ranks->mesh.cp.size; m.ranks->exchanges_heads) {
+        for (floatX*& rows : m.a.exchanged) arena.add(shared, &rows, N * (size_t)m.local.QKVl);
+        for (floatX** rows : {&m.a.whole_att, &m.a.whole_datt})
+            if (training) arena.add(shared, rows, N * (size_t)(m.local.NHl * m.c.HS()));
+    } else if (cp > 1) {
         const size_t row = 2 * (size_t)m.local.NKVl * m.c.HS();
         arena.add(shared, &m.a.all_keys, cp * N * row);
         for (floatX** keys : {&m.a.keys, &m.a.dkeys}) arena.add(shared, keys, cp * (size_t)m.a.T * row);

@@ -91,6 +91,7 @@ struct Pass {
     }
     // If sequences are cut over ranks, each of their two chunks counts as a sequence.
     bool cut_context() const { return in.part.cp.size > 1; }
+    bool exchanges_heads() const { return cut_context() && m.ranks->exchanges_heads; }
     AttentionShape attention(int block) const {
         AttentionShape shape = cut_context() ? m.attention(2 * in.B, in.T / 2) : m.attention(in.B, in.T);
         const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.local.NHl, T = in.whole_T();
@@ -142,8 +143,9 @@ inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     send(to.tokens, batch.tokens);
     send(to.targets, batch.targets);
     send(to.positions, batch.positions);
-    send(to.doc_start, batch.doc_start);
-    if (m.c.window) send(to.window_start, batch.first_keys(m.c.window));
+    const Batch keys = m.ranks->exchanges_heads && batch.part.cp.size > 1 ? batch.keys_of_all_rows() : batch;
+    send(to.doc_start, keys.doc_start);
+    if (m.c.window) send(to.window_start, keys.first_keys(m.c.window));
     to.pairs = batch.pairs;
     to.virtual_rows = begins ? batch.virtual_rows() : std::vector<int>();
     to.B = batch.B;

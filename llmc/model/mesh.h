@@ -253,3 +253,13 @@ struct LocalSizes {
     VocabularyShard vocabulary() const { return {v0, Vl, Vpl, embedding_scale}; }
     size_t logits_row_bytes() const { return (size_t)Vpl * sizeof(floatX); }
 };
+
+// Rejects heads that cp ranks cannot divide among themselves.
+inline void check_exchange_of_heads(const ModelConfig& c, int cp, int tp) {
+    const LocalSizes local(c, {tp, 0});
+    if (local.NKVl % cp)
+        fail_usage(
+            "--context-parallel-method alltoall divides the %d key/value head%s%s by --context-parallel-size %d; HINT: a divisor "
+            "of %d, or --context-parallel-method allgather",
+            local.NKVl, local.NKVl == 1 ? "" : "s", tp > 1 ? " of a tensor-parallel rank" : "", cp, local.NKVl);
+}

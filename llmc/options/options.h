@@ -505,6 +505,9 @@ inline Allowed one_of(Strings choices) {
       "count the output layer and the loss as a layer when layers are split over stages")                                      \
     X(int, context_parallel_size, "cp", 1, between(1, 16384), "Parallel",                                                      \
       "ranks over which the rows of each sample are cut, for long sequences; they gather each other's keys and values")        \
+    X(std::string, context_parallel_method, "", "allgather", one_of({"allgather", "alltoall"}), "Parallel",                    \
+      "allgather: each of these ranks gathers the keys and values of whole samples, for its own queries; alltoall: they "      \
+      "exchange rows for heads, and each computes the attention of whole samples for some heads (DeepSpeed-Ulysses)")          \
     X(bool, no_sequence_parallel, "", false, anything(), "Parallel",                                                           \
       "with tensor parallelism: keep norms and residual stream whole on every rank, instead of splitting them by "             \
       "sequence")                                                                                                              \
@@ -846,6 +849,8 @@ struct Replaced {
     }
 
 OPTION_STRUCT(TrainOptions, TRAIN_OPTIONS)
+// Whether ranks of context parallelism, if there are several, exchange heads.
+inline bool exchanges_heads(const TrainOptions& o) { return o.context_parallel_method == "alltoall"; }
 // The options of train for a command in which some have another meaning: these fields have other help.
 inline std::vector<Option> options_of_train(TrainOptions& o, const std::map<std::string, const char*>& other_help) {
     std::vector<Option> options = options_in(o);

@@ -21,6 +21,7 @@ inline size_t default_bucket_elements(int dp) { return std::max<size_t>(40000000
 struct RankLayout {
     int tp = 1, pp = 1, vpp = 1, ep = 1, cp = 1;
     bool sequence_parallel = false;  // if tp > 1
+    bool exchanges_heads = false;    // if cp > 1: attention of whole sequences for some heads
     int zero = 1;                    // stage of ZeRO
     bool whole_matrices = false;     // the optimizer needs the blocks' matrices unsharded
     bool trains = false, generates = true;
@@ -33,6 +34,7 @@ struct Ranks {
     World* world = nullptr;
     Mesh mesh;
     bool sequence_parallel = false;  // norms and residual stream are split by rows over tp
+    bool exchanges_heads = false;    // cp ranks exchange rows for heads in attention (gpt/head_exchange.h)
     bool overlap = false;            // gathers and reductions over tp overlap with backward's products
     int zero = 1;                    // sharded over dp: 1 the optimizer's state, 2 also the gradients, 3 also the parameters
     bool whole_matrices = false;     // and each of the blocks' matrices belongs to one dp rank
@@ -60,6 +62,8 @@ inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layo
     check_expert_parallel(c, mesh.ep.size);
     check_context_parallel(c, mesh.cp.size, mesh.ep.size, layout.rows);
     check_tensor_parallel(c, mesh.tp.size, layout.sequence_parallel, layout.rows / mesh.cp.size);
+    ranks->exchanges_heads = mesh.cp.size > 1 && layout.exchanges_heads;
+    if (ranks->exchanges_heads) check_exchange_of_heads(c, mesh.cp.size, mesh.tp.size);
     ranks->sequence_parallel = mesh.tp.size > 1 && layout.sequence_parallel;
     ranks->overlap = layout.trains && layout.overlap && ranks->sequence_parallel;
     ranks->zero = layout.zero;
@@ -99,20 +103,25 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
     return ranks;
 }
 
+// Makes a library allocate its memory for messages from each rank to each other one.
+inline void warm_up_all_to_all(be::Ctx& ctx, be::Comm& comm) {
+    std::vector<int> one_each((size_t)comm.size() + 1);
+    std::iota(one_each.begin(), one_each.end(), 0);
+    const size_t row_bytes = 1 << 20, bytes = row_bytes * (size_t)comm.size();
+    auto* const memory = (char*)be::allocate_memory(2 * bytes);
+    be::all_to_all(ctx, comm, memory, one_each, memory + bytes, one_each, row_bytes);
+    char done;
+    be::download(ctx, &done, memory, 1);
+    be::release_memory(memory, 2 * bytes);
+}
 // Makes the libraries allocate their memory for the collectives of a run, before its memory is planned.
 // all_to_all: expert-parallel ranks send each other rows.
 inline void warm_up(be::Ctx& ctx, Ranks& ranks, bool all_to_all = false) {
     for (be::Comm* comm : {&ranks.tp, &ranks.dp, &ranks.cp, &ranks.ep, &ranks.edp, &ranks.pp, &ranks.kv, &ranks.ends})
         be::warm_up(ctx, *comm);
-    if (!all_to_all || be::memory_is_host) return;
-    std::vector<int> one_each((size_t)ranks.ep.size() + 1);
-    std::iota(one_each.begin(), one_each.end(), 0);
-    const size_t row_bytes = 1 << 20, bytes = row_bytes * (size_t)ranks.ep.size();
-    auto* const memory = (char*)be::allocate_memory(2 * bytes);
-    be::all_to_all(ctx, ranks.ep, memory, one_each, memory + bytes, one_each, row_bytes);
-    char done;
-    be::download(ctx, &done, memory, 1);
-    be::release_memory(memory, 2 * bytes);
+    if (be::memory_is_host) return;
+    if (all_to_all) warm_up_all_to_all(ctx, ranks.ep);
+    if (ranks.exchanges_heads) warm_up_all_to_all(ctx, ranks.cp);
 }
 
 // ---- sums over all ranks: identical on every rank, added in the same order -------------------------------------------------

@@ -622,6 +622,7 @@ inline RankLayout layout_of(const TrainOptions& o, bool generates = false) {
     layout.vpp = o.num_virtual_stages_per_pipeline_rank;
     layout.ep = o.expert_model_parallel_size;
     layout.cp = o.context_parallel_size;
+    layout.exchanges_heads = exchanges_heads(o);
     check_context_parallel_options(o);
     check_sharded_parameters(o);
     layout.sequence_parallel = !o.no_sequence_parallel;

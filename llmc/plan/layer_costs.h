@@ -29,6 +29,7 @@ struct PlanInput {
     ModelConfig c;  // with padded vocabulary
     int world = 1, tp = 1, pp = 1, vpp = 1, ep = 1, cp = 1;
     bool sequence_parallel = true;  // if tp > 1
+    bool exchanges_heads = false;   // if cp > 1: attention of whole sequences for some heads
     bool all_to_all = false;        // if ep > 1: rows go only to the ranks of their experts
     double expert_imbalance = 1;    // choices of the busiest rank's experts, as a multiple of the mean
     int zero = 1;
@@ -67,6 +68,7 @@ struct PlanInput {
     double co2_per_kwh = 0;  // grams; 0: not known
 
     double rows() const { return (double)B * T / cp; }  // of a micro-batch on a rank
+    bool gathers_keys() const { return cp > 1 && !exchanges_heads; }
 
     std::map<StageKey, double>* sizes = nullptr;  // caches the stages' parameters over plans of one model; null: no cache
 };
@@ -124,18 +126,19 @@ inline bool attention_is_slow(const ModelConfig& c, int capability, bool in_bf16
 // The rate of mma.sync as a fraction of the GPU's peak: 1 where it is the tensor cores' own instruction. On Hopper 0.63
 // (arXiv:2402.13499). On Blackwell's data-center GPUs assumed to be Hopper's rate per multiprocessor.
 inline double mma_rate(int capability) { return capability == 90 ? 0.63 : capability / 10 == 10 ? 0.32 : 1; }
-// The kernels that compute attention. Hopper's do not support context parallelism.
-inline AttentionKernels attention_kernels(const ModelConfig& c, int capability, bool in_bf16, int cp) {
+// The kernels that compute attention. Hopper's need whole sequences: gathers_keys: context parallelism cuts them.
+inline AttentionKernels attention_kernels(const ModelConfig& c, int capability, bool in_bf16, bool gathers_keys) {
     const AttentionKernels kernels = attention_kernels(c.HS(), capability, in_bf16);
-    return cp > 1 && kernels == AttentionKernels::hopper ? AttentionKernels::mma : kernels;
+    return gathers_keys && kernels == AttentionKernels::hopper ? AttentionKernels::mma : kernels;
 }
 // A note about attention that is slower than layers' products, or "".
-inline std::string slow_attention_note(const ModelConfig& c, int capability, bool in_bf16, int cp = 1) {
+inline std::string slow_attention_note(const ModelConfig& c, int capability, bool in_bf16, bool gathers_keys = false) {
     if (attention_is_slow(c, capability, in_bf16))
         return format("heads of %d%s run without tensor cores, at 14 TFLOP/s or less", c.HS(), in_bf16 ? "" : " in fp32");
-    if (attention_kernels(c, capability, in_bf16, cp) == AttentionKernels::hopper || mma_rate(capability) == 1) return "";
+    if (attention_kernels(c, capability, in_bf16, gathers_keys) == AttentionKernels::hopper || mma_rate(capability) == 1)
+        return "";
     return format("heads of %d run by mma.sync%s, at %.0f%% of the tensor cores' rate or less", c.HS(),
-                  cp > 1 ? " with context parallelism" : "", 100 * mma_rate(capability));
+                  gathers_keys ? " with gathered keys" : "", 100 * mma_rate(capability));
 }
 
 namespace detail {
@@ -213,7 +216,7 @@ struct SlowAttention {
 // FLOP/s of forward's products.
 inline double attention_rate(const PlanInput& in) {
     const double usual = in.tflops * 1e12 * in.efficiency;
-    const AttentionKernels kernels = attention_kernels(in.c, in.capability, in.bytes_per_element == 2, in.cp);
+    const AttentionKernels kernels = attention_kernels(in.c, in.capability, in.bytes_per_element == 2, in.gathers_keys());
     if (kernels == AttentionKernels::simple) return std::min(usual, simple_attention_tflops * 1e12);
     return kernels == AttentionKernels::mma ? usual * mma_rate(in.capability) : usual;
 }

@@ -349,16 +349,20 @@ private:
                 l.cp = 1;
                 for (const int cp : divisors(l.dp())) {
                     l.cp = cp;
-                    if (can_cut_context(cp)) try_experts(l);
+                    if (can_cut_context(cp, l.tp)) try_experts(l);
                 }
             }
         }
     }
 
     // Unless --context-parallel-size is given, parts of at least 4,096 rows: shorter sequences fit without it.
-    bool can_cut_context(int cp) {
+    bool can_cut_context(int cp, int tp) {
         if (!is_free("context-parallel-size", cp, problem_.o.context_parallel_size)) return false;
-        if (cp == 1 || given("context-parallel-size")) return true;
+        if (cp == 1) return true;
+        if (exchanges_heads(o_) &&
+            !passes("key/value heads that context parallelism does not divide", [&] { check_exchange_of_heads(c_, cp, tp); }))
+            return false;
+        if (given("context-parallel-size")) return true;
         const int64_t rows = o_.seq_length + c_.virtual_tokens.count;
         return rows / cp >= 4096 && passes("sequences that context parallelism does not divide or support", [&] {
                    check_context_parallel(c_, cp, 1, rows);

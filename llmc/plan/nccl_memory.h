@@ -38,8 +38,10 @@ struct RankMemory {
 };
 
 // The estimate for the rank with the most communicators. generates: the run generates text, for which stages sum logits.
-// all_to_all: ranks of experts send each other rows; each pair has the memory of two edges.
-inline NcclMemory nccl_memory(const ModelConfig& c, const Mesh& mesh, bool generates, bool all_to_all = false) {
+// all_to_all, exchanges_heads: ranks of experts, and of context parallelism, send each other rows; each pair has the memory of
+// two edges.
+inline NcclMemory nccl_memory(const ModelConfig& c, const Mesh& mesh, bool generates, bool all_to_all = false,
+                              bool exchanges_heads = false) {
     const bool stages = mesh.pp.size > 1;
     NcclMemory n;
     n.groups = (mesh.tp.size > 1) + (mesh.dp.size > 1) + (mesh.cp.size > 1) + (mesh.ep.size > 1) +
@@ -48,5 +50,6 @@ inline NcclMemory nccl_memory(const ModelConfig& c, const Mesh& mesh, bool gener
     // Forward from the previous stage and to the next one, backward the other way; one each if there are two and no ring.
     n.edges = !stages ? 0 : mesh.pp.size == 2 && mesh.vpp == 1 ? 2 : 4;
     if (all_to_all) n.edges += 2 * (mesh.ep.size - 1);
+    if (exchanges_heads) n.edges += 2 * (mesh.cp.size - 1);
     return n;
 }

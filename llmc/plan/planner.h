@@ -156,10 +156,15 @@ inline double stream_bytes(const PlanInput& in) { return in.rows() * in.c.C * in
 // Bytes that a rank sends in one half of an all-reduce over tp ranks.
 inline double tensor_half_bytes(const PlanInput& in) { return stream_bytes(in) * (in.tp - 1) / in.tp; }
 
-// Bytes that a rank sends when it gathers the keys and values of cp ranks or reduce-scatters their gradients.
+// Bytes that a rank sends when it gathers the keys and values of cp ranks or reduce-scatters their gradients. If they exchange
+// heads: qkv and attention's output, in backward with their gradients.
 inline double key_bytes(const PlanInput& in) {
-    const double heads = std::max(1.0, (double)in.c.NKV / in.tp);
-    return in.rows() * (in.cp - 1) * 2 * heads * in.c.HS() * (double)in.bytes_per_element;
+    const double keys = 2 * std::max(1.0, (double)in.c.NKV / in.tp), heads = keys + 2.0 * in.c.NH / in.tp;
+    return in.rows() * (in.cp - 1) * (in.exchanges_heads ? heads / in.cp : keys) * in.c.HS() * (double)in.bytes_per_element;
+}
+// Bytes of memory that packing and ordering them reads and writes.
+inline double key_packing_bytes(const PlanInput& in) {
+    return in.exchanges_heads ? 4 * key_bytes(in) * in.cp / std::max(1, in.cp - 1) : 0;
 }
 // Bytes that a rank sends to another one of ep, of the rows of a micro-batch; to all others, when rows are gathered or sums
 // returned.
@@ -219,8 +224,9 @@ inline void plan_passes(Plan& p) {
     const Link of_keys = slowest_link(in, in.cp, in.tp);
     p.context.between_nodes = of_keys.between_nodes;
     p.context.gbs = of_keys.gbs;
-    p.context.latency = message_latency(of_keys.between_nodes, in.cp - 1);
-    const double key_seconds = key_bytes(in) / (of_keys.gbs * giga) + p.context.latency;
+    p.context.latency = message_latency(of_keys.between_nodes, (in.exchanges_heads ? 2 : 1) * (in.cp - 1));
+    const double key_seconds =
+        key_bytes(in) / (of_keys.gbs * giga) + p.context.latency + key_packing_bytes(in) / (in.memory_gbs * giga);
     const double rate = in.tflops * 1e12 * in.efficiency;
     const SlowAttention slow = slow_attention(in);
     const double head_bytes = 2.0 * (double)(in.bytes_per_element + in.gradient_bytes) * in.c.Vp / in.tp * in.c.C;
@@ -448,6 +454,7 @@ inline Plan begin_plan(const PlanInput& in) {
     p.in = in;
     p.mesh = make_mesh(in.world, 0, in.tp, in.pp, in.vpp, in.ep, in.cp);
     check_context_parallel(in.c, in.cp, in.ep, in.T);
+    if (in.exchanges_heads) check_exchange_of_heads(in.c, in.cp, in.tp);
     check_tensor_parallel(in.c, in.tp, in.sequence_parallel, in.T / in.cp);
     check_expert_parallel(in.c, in.ep);
     const int dp = p.mesh.samples.size;
@@ -522,6 +529,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.tp = o.tensor_model_parallel_size;
     in.ep = o.expert_model_parallel_size;
     in.cp = o.context_parallel_size;
+    in.exchanges_heads = in.cp > 1 && exchanges_heads(o);
     in.pp = o.pipeline_model_parallel_size;
     in.vpp = o.num_virtual_stages_per_pipeline_rank;
     in.sequence_parallel = !o.no_sequence_parallel;
@@ -612,7 +620,8 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     const auto of_stage = [s = *slowest](const detail::SlowAttention& slow) {
         return s.layers * (slow.forward + slow.backward) + s.attention_again * slow.forward;
     };
-    if (const std::string note = slow_attention_note(in.c, in.capability, in.bytes_per_element == 2, in.cp); !note.empty())
+    if (const std::string note = slow_attention_note(in.c, in.capability, in.bytes_per_element == 2, in.gathers_keys());
+        !note.empty())
         t.row("attention", format("%s: passes take %.3g times as long", note.c_str(),
                                   seconds_of_stage / (seconds_of_stage - of_stage(detail::of_slower_kernels(in)))));
     if (in.c.attention_dropout > 0)

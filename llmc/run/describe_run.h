@@ -248,8 +248,9 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
                                                        : "full optimizer state on each rank (ZeRO off)",
                                       messages, messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
     if (mesh.cp.size > 1)
-        t.row("context parallel", format("%d of %d rows of a sequence a rank, keys and values gathered",
-                                         run.o.seq_length / mesh.cp.size, run.o.seq_length));
+        t.row("context parallel",
+              format("%d of %d rows of a sequence a rank, %s", run.o.seq_length / mesh.cp.size, run.o.seq_length,
+                     run.ranks->exchanges_heads ? "exchanged for heads in attention" : "keys and values gathered"));
     if (mesh.ep.size > 1)
         t.row("expert parallel", format("%d of %d experts a rank, for the rows of %d ranks, sent %s",
                                         run.c.mixture.experts / mesh.ep.size, run.c.mixture.experts, mesh.ep.size,

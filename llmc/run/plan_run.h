@@ -88,7 +88,7 @@ inline RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const M
     const size_t on_host = m->arena.bytes_for_host();
     const bool on_gpus = o.world || !be::memory_is_host, elsewhere = on_gpus && n > run.world.size();
     return {m->arena.bytes() - (be::memory_is_host && o.world ? on_host : 0), on_host,
-            elsewhere ? nccl_memory(c, mesh, run.generates(), sends_all_to_all(o, c)) : NcclMemory()};
+            elsewhere ? nccl_memory(c, mesh, run.generates(), sends_all_to_all(o, c), exchanges_heads(o)) : NcclMemory()};
 }
 
 inline std::vector<RankMemory> memory_of_stages(const Run& run, const TrainOptions& o, int n) {

@@ -120,7 +120,7 @@ inline LayoutProblem problem_of(Run& run, const MemoryOfStage& memory_of_stage) 
         };
         problem.bytes_of_libraries = [&run](const ModelConfig& c, const Layout& l) {
             const Mesh mesh = make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep, l.cp);
-            return nccl_memory(c, mesh, run.generates(), sends_all_to_all(run.o, c, l.ep)).bytes();
+            return nccl_memory(c, mesh, run.generates(), sends_all_to_all(run.o, c, l.ep), exchanges_heads(run.o)).bytes();
         };
     } else {
         const HereFigures here = measure_cpu(run);
