@@ -958,10 +958,12 @@ static void training_loop(Run& run, Trainer& t, TrainingLoop& loop, TrainingLog&
 
 static void train(World& world, const TrainOptions& given) {
     check_nothing_is_missing(given);
+    if (!given.dry_run) watch_ranks(world, given);
     std::optional<RunLock> lock;
-    if (!given.dry_run) lock_run_directory(world, given, lock);
+    if (!given.dry_run && !given.resume.empty()) lock_run_directory(world, given, lock);
     Run run = {world, given, make_ctx(world, given.threads, given.dry_run)};
     set_up(run);
+    if (!given.dry_run && given.resume.empty()) lock_run_directory(world, given, lock);
     const std::unique_ptr<Model> m = plan_run(run);
     if (run.o.sample_interval > 0) sample_prompt(run, *m);  // report errors now, not after hours of training
     Timetable timetable(run.o);

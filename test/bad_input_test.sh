@@ -99,6 +99,26 @@ expect "options without effect" "${train[@]}" --data-path good --train-iters 1 -
 for option in "device-memory-gib has no effect: it is for plans; HINT: add --dry-run" sample-prompt eval-interval keep rollback-batches \
     snapshot-directory lr-warmup-init; do says "a note on --${option%% *}" "note: --$option"; done
 
+# ---- options are judged before --out, whose files stay as they are ----
+before=$(find model -printf '%p %T@ %s\n' | sort)
+taken=("${train[@]}" --data-path good --out model)
+refuse "a width, before the directory"      "hidden-size 33"                "${taken[@]}" --hidden-size 33
+refuse "a batch, before the directory"      "global-batch-size 5"           "${taken[@]}" --global-batch-size 5
+refuse "a split, before the directory"      "split"                         "${taken[@]}" --split nan,1,1
+refuse "a schedule, before the directory"   "min-lr 1 is above"             "${taken[@]}" --min-lr 1
+refuse "ranks, before the directory"        "mpirun -n 3"                   "${taken[@]}" --tp 3
+refuse "a tokenizer, before the directory"  "nothere does not exist"        "${taken[@]}" --tokenizer nothere
+refuse "a question for the plan"            "world requires --dry-run"      "${taken[@]}" --world 4
+refuse "an override, before the directory"  "'lrr'.*did you mean lr"        "${taken[@]}" --override lrr
+refuse "batches, before the directory"      "skip-batches has 'x'"          "${taken[@]}" --skip-batches x
+refuse "a run that is there"                "already holds a run"           "${taken[@]}"
+expect "files of the run that is there stay" test "$before" == "$(find model -printf '%p %T@ %s\n' | grep -v '^model/.lock ' | cat - <(grep '^model/.lock ' <<<"$before") | sort)"
+mkdir damaged && cp -r model/step_00000002 damaged/ && echo >damaged/step_00000002/model.safetensors
+damaged=("${train[@]}" --data-path good --out damaged --resume auto)
+refuse "an override, before the checkpoint" "'lrr'.*did you mean lr"        "${damaged[@]}" --override lrr
+refuse "batches, before the checkpoint"     "skip-batches has 'x'"          "${damaged[@]}" --skip-batches x
+refuse "a word for the newest checkpoint"   "resume is 'last'.*--resume auto" "${train[@]}" --data-path good --out model --resume last
+
 # ---- data files ----
 refuse "data missing"                       "nothere"                       "${train[@]}" --data-path nothere
 cp good.bin cut.bin; head -c 40 good.idx >cut.idx

@@ -548,7 +548,9 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     expect_error([&] { agree([](TrainOptions& n) { n.train_iters = 200; }); }, {"--override train-iters"});
     expect_error([&] { agree([](TrainOptions& n) { n.seed = 9; }); }, {"--seed"});
     expect_error([&] { agree([](TrainOptions& n) { n.global_batch_size = 9; }, {"lr"}); }, {"--global-batch-size 16 keeps it"});
-    expect_error([&] { agree([](TrainOptions&) {}, {"threads"}); }, {"'threads'"});
+    TrainOptions free = o;
+    free.override = {"threads"};
+    expect_error([&] { check_overrides(free); }, {"'threads'"});
     // Earlier versions saved no global batch if it was one micro-batch per rank.
     saved.options["global-batch-size"] = 0;
     saved.options["micro-batch-size"] = 4;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "../base/json.h"
+#include "../base/similar.h"
 #include "../base/text.h"
 #include "../model/hf_config.h"
 #include "../model/model_config.h"
@@ -43,6 +44,25 @@ inline bool same_data(const nlohmann::ordered_json& saved, nlohmann::ordered_jso
     return saved == now;
 }
 
+// Options that must agree with the checkpoint's: ones that change the computation.
+inline bool must_agree(const std::string& name, const std::string& group) {
+    const bool dropout = name == "attention-dropout" || name == "hidden-dropout" || name == "embedding-dropout";
+    return dropout || group == "Data" || group == "Batch and length" || group == "Optimizer" || group == "FP8" ||
+           group == "Preferences" || name == "quantize-base";
+}
+inline void check_overrides(const TrainOptions& o) {
+    Strings known = {"data-path", "data-order", "precision"};
+    TrainOptions walked = o;
+    for_each_option(walked, [&](const Option& option, auto&) {
+        if (const std::string name = option_name(option.field); must_agree(name, option.group)) known.push_back(name);
+    });
+    for (const std::string& name : o.override)
+        if (std::find(known.begin(), known.end(), name) == known.end())
+            fail_usage(
+                "--override names '%s', which is not an option that must agree with a checkpoint%s HINT: lr, for example",
+                name.c_str(), did_you_mean(name, known).c_str());
+}
+
 // Refuses to resume with options that change the computation, unless --override names them. Options of the groups "Run" and
 // "Checkpoint" may change, and so may options that only affect how the same result is computed or where files are; the model's
 // are compared by the resulting configurations, which do not include dropout. `order_problem`: from DataLoader, for the planned
@@ -55,15 +75,10 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     const Strings free = {"micro-batch-size",         "data-path",        "valid-data-path", "tokenizer",
                           "no-fp8-fast-accumulation", "fp8-fast-backward"};
     const nlohmann::ordered_json options = as_written(options_to_json(now));
-    Strings known = {"data-path", "data-order", "precision"};
     TrainOptions walked = now;
     for_each_option(walked, [&](const Option& option, auto&) {
-        const std::string name = option_name(option.field), group = option.group;
-        const bool dropout = name == "attention-dropout" || name == "hidden-dropout" || name == "embedding-dropout";
-        const bool compared = dropout || group == "Data" || group == "Batch and length" || group == "Optimizer" ||
-                              group == "FP8" || group == "Preferences" || name == "quantize-base";
-        if (!compared) return;
-        known.push_back(name);
+        const std::string name = option_name(option.field);
+        if (!must_agree(name, option.group)) return;
         const nlohmann::ordered_json before = saved_option(saved, name);
         // Which choices a capacity drops depends on the micro-batches, and so does a balance loss of each.
         const bool in_micro_batches =
@@ -88,9 +103,6 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
             "HINT: the original budget, or --resume an older checkpoint from before that choice",
             json_text(options["time-budget"]).c_str(), json_text(saved_option(saved, "time-budget")).c_str(),
             (long long)saved.length.steps);
-    for (const std::string& name : overrides)
-        if (std::find(known.begin(), known.end(), name) == known.end())
-            fail_usage("--override names '%s', which is not an option that must agree with a checkpoint", name.c_str());
     if (!same_data(saved.data, data) && !overridden("data-path"))
         fail(
             "the data differs from the checkpoint's: documents, tokens, the checksum of the first and last tokens, and "

@@ -16,6 +16,7 @@
 #include "../parallel/world.h"
 #include "../options/options.h"
 #include "../plan/guard.h"
+#include "../checkpoint/hub.h"
 #include "../checkpoint/run_directory.h"
 #include "../checkpoint/snapshots.h"
 #include "../checkpoint/training_state.h"
@@ -25,16 +26,15 @@ inline std::string verify_together(World& world, const std::string& dir) {
     return judge_together(world, [&] { return verify_checkpoint(dir, world.rank(), world.size()); });
 }
 
-// The checkpoint to resume from; empty: a new run, for which OUT must not hold one. Rank 0 searches, all ranks verify.
+// The checkpoint to resume from; empty: a new run. Rank 0 searches, all ranks verify.
 inline std::string find_resumed(World& world, const TrainOptions& o) {
+    if (o.resume.empty()) return "";
     const bool main_rank = world.rank() == 0;
     const Strings found = main_rank ? places_to_resume(o.out) : Strings();
-    if (o.resume.empty()) {
-        if (!o.dry_run && !found.empty())
-            fail("%s already holds a run; HINT: --resume auto resumes it; or give another --out", o.out.c_str());
-        return "";
-    }
     if (o.resume != "auto") {
+        if (!file_exists(through_latest(o.resume)) && hub_snapshot(o.resume).empty())
+            fail("--resume is '%s', which does not exist%s", o.resume.c_str(),
+                 hint_on_missing_path(o.resume, "--resume auto resumes the newest checkpoint in --out").c_str());
         const std::string dir = world.all_gather(model_directory(o.resume))[0], problem = verify_together(world, dir);
         if (!problem.empty()) fail("cannot resume from %s: %s", dir.c_str(), problem.c_str());
         namespace fs = std::filesystem;

@@ -1,6 +1,8 @@
 // A training run without its model: derived from options, checkpoint and data. In this order, on all ranks:
-//   lock_run_directory   locks the output directory before its contents are read
+//   watch_ranks          handles signals, and reports ranks that wait too long
 //   set_up               resolves checkpoint, tokenizer, model, ranks and schedule
+//   lock_run_directory   takes the output directory: before set_up if that reads a checkpoint there, else after it, when the
+//                        options have been checked
 //   (the model's memory is planned)
 //   open_data            the samples in their order; a resumed run must have the checkpoint's
 // All errors that can be detected before memory is allocated for a model are reported here.
@@ -135,13 +137,18 @@ inline void check_nothing_is_missing(const TrainOptions& o) {
     if (!missing.empty()) fail_usage("%s", missing.c_str());
 }
 
-// Starts handling signals, locks the directory against other runs, and starts reporting ranks that wait too long.
+inline void watch_ranks(World& world, const TrainOptions& o) {
+    install_stop_signals(world.rank() == 0, !parse_save_interval(o.save_every).never, world.processes_here());
+    world.watch(parse_timeout(o.distributed_timeout), "");
+}
+
+// Locks the directory against other runs. A new run must not find another one in it.
 inline void lock_run_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
-    const bool main_rank = world.rank() == 0;
-    install_stop_signals(main_rank, !parse_save_interval(o.save_every).never, world.processes_here());
-    if (main_rank) {
+    if (world.rank() == 0) {
         lock.emplace(o.out);
         if (const std::string done = adopt_copied_latest(o.out); !done.empty()) print_line(stderr, "note: " + done);
+        if (o.resume.empty() && !places_to_resume(o.out).empty())
+            fail("%s already holds a run; HINT: --resume auto resumes it; or give another --out", o.out.c_str());
     }
     world.watch(parse_timeout(o.distributed_timeout), world.size() > 1 ? ranks_file(o.out) : "");
 }
@@ -203,6 +210,10 @@ inline void adjust_options(Run& run) {
     o.optimizer = optimizer_row(o.optimizer).word;
     check_recomputation(o);
     check_optimizer(o);
+    check_overrides(o);
+    TrainingState unused;
+    add_skips(unused, o);  // these two report malformed values
+    has_share(o.split, DataSplit::train);
     refuse_value(!o.prometheus.empty() && !ends_with(o.prometheus, ".prom"), "--prometheus", o.prometheus,
                  "a file whose name ends with .prom, which is replaced");
     offloads_optimizer(o);  // rejects it with some optimizers
