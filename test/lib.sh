@@ -3,6 +3,7 @@
 # which is removed at the end. A script prints `ok: NAME` or `FAILED: NAME` per test, which test/run.sh counts.
 set -u
 program=$(realpath "${TRAIN_GPT:-./train_gpt}")
+program_pattern=${program//+/[+]} # its path for pgrep -f: builds with clang++ have a plus in theirs
 [[ -x $program ]] || { echo "FAILED: there is no $program; HINT: make train_gpt, or TRAIN_GPT=path/to/it" && exit 1; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -495,13 +495,13 @@ expect "inspect finds the checkpoint intact" "$program" inspect "$written/latest
 # A killed run resumes on fewer ranks.
 (train 4 killed --tp 2 --pp 2 --train-iters 100000 --lr-decay-iters 8 >killed.txt 2>&1; echo $? >status.txt) &
 comes test -e killed/latest
-victim=$(pgrep -f "^$program train .*--out killed " | tail -n 1) # a rank, not mpirun, whatever their numbers are
+victim=$(pgrep -f "^$program_pattern train .*--out killed " | tail -n 1) # a rank, not mpirun, whatever their numbers are
 start=$SECONDS
 kill -9 "$victim"
 wait
 expect "a killed rank ends all" test "$(cat status.txt)" != 0
 expect "within seconds" test $((SECONDS - start)) -le 10
-expect "none is left" refused pgrep -f "$program train .*--out killed "
+expect "none is left" refused pgrep -f "$program_pattern train .*--out killed "
 expect "two ranks go on" train 2 killed --tp 1 --train-iters 12 --lr-decay-iters 8 --resume auto --override train-iters data-order
 expect "to the end" test -e killed/step_00000012
 
@@ -532,10 +532,10 @@ expect "a name that is not UTF-8: the ranks agree on it" train 2 named --train-i
 # A rank that never comes back.
 (train 2 stuck --train-iters 100000 --lr-decay-iters 8 --distributed-timeout 3s >stuck.txt 2>&1; echo $? >status.txt) &
 comes test -e stuck/latest
-victim=$(pgrep -f "^$program train .*--out stuck " | tail -n 1) # a rank, not mpirun, whatever their numbers are
+victim=$(pgrep -f "^$program_pattern train .*--out stuck " | tail -n 1) # a rank, not mpirun, whatever their numbers are
 start=$SECONDS
 kill -STOP "$victim"
-while pgrep -f "$program train .*--out stuck " >/dev/null && [[ $((SECONDS - start)) -lt 30 ]]; do
+while pgrep -f "$program_pattern train .*--out stuck " >/dev/null && [[ $((SECONDS - start)) -lt 30 ]]; do
     sleep 0.5
     [[ $((SECONDS - start)) -gt 8 ]] && kill -CONT "$victim" 2>/dev/null # mpirun cannot end a stopped process
 done

@@ -368,7 +368,7 @@ done
 launched=$!
 wait_for '"kind":"step","step":10,' one/log.jsonl
 sleep 0.5
-pkill -TERM -n -f "^$program train .* --out one\$"
+pkill -TERM -n -f "^$program_pattern train .* --out one\$"
 ends "2 ranks: SIGTERM to one of them: status 0" $launched
 expect "2 ranks: SIGTERM to one of them: the last whole step is saved" test "$(readlink one/latest)" == step_00000010
 expect "2 ranks: goes on from there" bash -c "'$launcher' mpirun -n 2 '$program' ${long[*]} one --resume auto --exit-after 0.5s"
