@@ -424,6 +424,8 @@ TEST(Families, UnsupportedIsNamed) {
          {"'attention_types'", "each layer"}},
         {llama_like("gpt_neo", R"("num_layers": 2, "num_heads": 4, "attention_types": [["local", 1]])"),
          {"'attention_types'", "times"}},
+        {llama_like("gpt_neo", R"("num_layers": 2, "num_heads": 4, "attention_types": [[[], 9000000000000000000]])"),
+         {"'attention_types'", "times"}},
         {llama_like("gpt_neo", R"("num_layers": 3, "num_heads": 4, "attention_types": [[["local", "global", "global"], 1]])"),
          {"'attention_types'", "every n-th layer"}},
         {llama_like("gpt_neo", R"("num_layers": 2, "num_heads": 4, "attention_layers": ["local", "local"])"),

@@ -579,7 +579,8 @@ inline Key local_layers() {
                 const nlohmann::json& given = in.absent(types) ? usual : in.j[types];
                 nlohmann::json words = List::array();
                 for (const auto& part : given) {
-                    if (!part.is_array() || part.size() != 2 || !part[0].is_array() || !part[1].is_number_integer())
+                    if (!part.is_array() || part.size() != 2 || !part[0].is_array() || part[0].empty() ||
+                        !part[1].is_number_integer())
                         in.wrong(types, "a list of [[words], times]");
                     for (int i = 0; i < part[1] && words.size() < 2 * (size_t)c.L; i++)
                         words.insert(words.end(), part[0].begin(), part[0].end());
