@@ -143,7 +143,9 @@ inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     send(to.tokens, batch.tokens);
     send(to.targets, batch.targets);
     send(to.positions, batch.positions);
-    const Batch keys = m.ranks->exchanges_heads && batch.part.cp.size > 1 ? batch.keys_of_all_rows() : batch;
+    const bool all_rows = m.ranks->exchanges_heads && batch.part.cp.size > 1;
+    const Batch of_all_rows = all_rows ? batch.keys_of_all_rows() : Batch();
+    const Batch& keys = all_rows ? of_all_rows : batch;
     send(to.doc_start, keys.doc_start);
     if (m.c.window) send(to.window_start, keys.first_keys(m.c.window));
     to.pairs = batch.pairs;
