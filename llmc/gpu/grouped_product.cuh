@@ -175,13 +175,14 @@ __global__ void __launch_bounds__(256) simple_product_kernel(Sums<Result> result
                 for (int n = 0; n < 4; n++) sum[m][n] += left[j][y + 16 * m] * right[j][x + 16 * n];
         __syncthreads();
     }
+    const float scale = result.scales.a ? result.scales.product() : 1;
 #pragma unroll
     for (int m = 0; m < 4; m++)
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const int i = t.row + y + 16 * m, j = column + x + 16 * n;
             if (i >= t.rows_end || j >= result.columns) continue;
-            if (result.scales.a) sum[m][n] = result.scaled(sum[m][n], result.scales.product(), t.expert, i, j);
+            if (result.scales.a) sum[m][n] = result.scaled(sum[m][n], scale, t.expert, i, j);
             Result* to = result.x + t.result + (int64_t)i * result.columns + j;
             *to = (Result)(result.add ? (float)*to + sum[m][n] : sum[m][n]);
         }
