@@ -438,6 +438,7 @@ TEST(Planner, ContextParallelTraffic) {
         const Plan p = make_plan(in);
         const double rows = 2.0 * 64 / 4, numbers = (2 * in.c.NH + 2 * in.c.NKV) * in.c.HS();
         EXPECT_EQ(p.context.bytes, micro_batches * layers * (full ? 4 : 3) * rows * 3 / 4 * numbers * 2);
+        EXPECT_EQ(p.context.messages, 2 * micro_batches * layers * (full ? 4 : 3));
     }
     in.exchanges_heads = false;
     in.recompute = "none";

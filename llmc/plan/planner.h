@@ -13,8 +13,8 @@
 // with sequence parallelism, which gathers the inputs of two matrices again for their weights' gradients; 4 more with full
 // recomputation, 1 more with MLP recomputation and sequence parallelism. Expert parallelism gathers or reduce-scatters the rows
 // (ep B T, C) of ep ranks: 2 forward, 3 backward, 2 more with full recomputation, 1 with MLP recomputation; nothing overlaps.
-// Context parallelism gathers keys and values, 1 message forward, 2 backward and 1 more where attention is recomputed; nothing
-// overlaps.
+// Context parallelism gathers keys and values, 1 message forward, 2 backward and 1 more where attention is recomputed, or
+// exchanges heads, twice as many messages; nothing overlaps.
 // All-to-all messages carry only the rows that chose one of a rank's experts (fraction_for_rank), which are also packed or
 // added: read and written in memory. The busiest rank's experts have --expert-imbalance times the mean of
 // choices, by default 1; experts' gradients only cross the ranks with the same experts.
@@ -332,7 +332,7 @@ inline void plan_messages(Plan& p) {
         }
         if (const double bytes = m * keys * key_bytes(in); bytes > p.context.bytes) {
             p.context.bytes = bytes;
-            p.context.messages = (int64_t)(m * keys);
+            p.context.messages = (int64_t)(m * keys) * (in.exchanges_heads ? 2 : 1);
         }
         if (const double bytes = m * gathers * expert_gather_bytes(in); bytes > p.experts.bytes) {
             p.experts.bytes = bytes;
