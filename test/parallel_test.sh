@@ -135,7 +135,7 @@ refuses_context() { # NAME PATTERN OPTIONS...
     says "why" "$pattern"
 }
 refuses_context "a sequence that it does not divide" "--context-parallel-size 2 cuts the 42 rows of a sequence into 4 equal parts" --seq-length 42
-refuses_context "more ranks than key/value heads" "alltoall divides the 1 key/value head by --context-parallel-size 2" --context-parallel-method alltoall --num-query-groups 1
+refuses_context "more ranks than key/value heads" "alltoall requires a --context-parallel-size that divides the 1 key/value head; it is 2" --context-parallel-method alltoall --num-query-groups 1
 refuses_context "virtual tokens" "--context-parallel-size 2 is not available for virtual tokens" --model one --prompt-tokens 4 --seq-length 36
 refuses_context "capacities of experts" "--context-parallel-size 2 and --moe-expert-capacity-factor cannot be combined" --num-experts 4 --moe-expert-capacity-factor 1
 # Questions of different lengths, measured while training: rows of a score are on any rank.
