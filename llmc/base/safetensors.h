@@ -55,7 +55,7 @@ struct TensorView {
     std::vector<int64_t> shape;
     const char* data = nullptr;
     size_t bytes = 0;
-    std::function<float(size_t)> decode;  // element i of a tensor that is stored as codes; empty: elements of dtype
+    std::function<void(size_t first, size_t n, float* to)> decode;  // of a tensor that is stored as codes; empty: it is not
     size_t elements() const {
         size_t n = 1;
         for (const int64_t size : shape) n *= (size_t)size;
@@ -78,7 +78,9 @@ inline float mxfp4_number(const char* codes, const char* scales, size_t i) {
 inline TensorView mxfp4_tensor(const TensorView& blocks, const TensorView& scales) {
     TensorView t = blocks;
     t.dtype = "MXFP4";
-    t.decode = [codes = blocks.data, powers = scales.data](size_t i) { return mxfp4_number(codes, powers, i); };
+    t.decode = [codes = blocks.data, powers = scales.data](size_t first, size_t n, float* to) {
+        for (size_t i = 0; i < n; i++) to[i] = mxfp4_number(codes, powers, first + i);
+    };
     t.shape.pop_back();
     t.shape.back() *= 32;
     return t;
@@ -123,8 +125,15 @@ public:
     void read_as(const TensorView& t, size_t first, size_t n_elements, E* dst) const {
         CHECK(first + n_elements <= t.elements(), "elements %zu to %zu of %zu", first, first + n_elements, t.elements());
         if (t.decode) {
-#pragma omp parallel for schedule(static) if (n_elements > 1 << 15)
-            for (int64_t i = 0; i < (int64_t)n_elements; i++) dst[i] = (E)t.decode(first + (size_t)i);
+            constexpr size_t piece = 4096;
+            const int64_t pieces = (int64_t)((n_elements + piece - 1) / piece);
+#pragma omp parallel for schedule(static) if (pieces > 8)
+            for (int64_t p = 0; p < pieces; p++) {
+                float numbers[piece];
+                const size_t begin = (size_t)p * piece, n = std::min(piece, n_elements - begin);
+                t.decode(first + begin, n, numbers);
+                for (size_t i = 0; i < n; i++) dst[begin + i] = (E)numbers[i];
+            }
             return;
         }
         const auto each = [&](auto zero, auto convert) {

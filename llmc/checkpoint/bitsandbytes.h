@@ -4,8 +4,8 @@
 //   NAME.absmax                     the factor of each block: fp32 or, with double quantization, a byte, which stands for
 //                                   nested_quant_map[byte] * nested_absmax[block / nested_blocksize] + nested_offset
 //   NAME.quant_state.bitsandbytes__nf4 or __fp4    a JSON text with the matrix's shape and the sizes of blocks
-// A number is quant_map[code] * factor in fp32; bitsandbytes rounds it to the type in the JSON text. Encoded in `nf4` again (quantize.h) a matrix gets the same codes and factors: each block
-// has a code of 1 or -1, its largest magnitude.
+// A number is quant_map[code] * factor in fp32; bitsandbytes rounds it to the type in the JSON text. Encoded in `nf4` again
+// (quantize.h) a matrix gets the same codes and factors: each block has a code of 1 or -1, its largest magnitude.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -31,7 +31,10 @@ TensorView bitsandbytes_tensor(const TensorView& state, Part part, const std::st
             memcpy(&x, numbers + i * sizeof x, sizeof x);
             return x;
         }
-        float operator()(size_t i) const {
+        void operator()(size_t first, size_t n, float* to) const {
+            for (size_t i = 0; i < n; i++) to[i] = element(first + i);
+        }
+        float element(size_t i) const {
             const size_t code = (uint8_t)codes[i / 2] >> (i % 2 ? 0 : 4) & 15, b = i / block;
             if (!nested_block) return number(levels, code) * number(factors, b);
             // Rounded before the offset is added, as PyTorch does; the compiler must not fuse the two.
