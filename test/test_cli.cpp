@@ -314,8 +314,8 @@ TEST(Cli, WordsWithoutAnOptionAreExplained) {
     expect(answer({"gpt2-124m"}), "did you mean --preset gpt2-124m?");
     expect(answer({"--lr", "1e-3", "data/web.bin"}), "did you mean --data-path data/web?");
     expect(answer({"stray"}), "'stray' belongs to no option");
-    expect(answer({"--seed", "1", "\u2014lr", "3"}), "HINT: a dash is two hyphens: --lr");
-    expect(answer({"\u2013-lr", "3"}), "HINT: a dash is two hyphens: --lr");
+    expect(answer({"--seed", "1", "\u2014lr", "3"}), "HINT: options start with two hyphens: --lr");
+    expect(answer({"\u2013-lr", "3"}), "HINT: options start with two hyphens: --lr");
     expect(answer({"lr=3"}), "HINT: --lr=3");
     expect(answer({"train_iters=3"}), "HINT: --train_iters=3");
     expect(answer_of<ExportOptions>("export", {"run1", "dir"}), "did you mean --model run1 --out dir?");

@@ -44,8 +44,8 @@ void for_pieces(const ExpertGroups& groups, int few, int high, F f) {
     }
 }
 
-// out (slots, C) (+)= scale times rows of a (.., K) times the expert's b (K, C), each `next` elements after the previous expert's; only for
-// experts with more than `few` rows.
+// out (slots, C) (+)= scale times rows of a (.., K) times the expert's b (K, C), each `next` elements after the previous
+// expert's; only for experts with more than `few` rows.
 inline void rows_times_each(Ctx& ctx, floatX* out, const ExpertRows& a, const ExpertGroups& groups, int few, int K, int C,
                             const RightOperand& b, size_t next, const ExpertBias& bias, Acc acc, float scale) {
     const bool add = acc == Acc::Add, streamed = !add && streams_rows(ctx, out, C);

@@ -193,12 +193,12 @@ struct Parser {
                                : begin + ": " + advice);
     }
 
-    // The option that a word with a typographic dash, or without dashes, is meant to be: "two hyphens: --lr", "--lr=3"; else "".
+    // A hint at the option that a word with a typographic dash, or without dashes, is meant to be; "": none.
     std::string option_in(const std::string& word) const {
         for (const char* dash : {"\u2014", "\u2013", "\u2212"})  // em dash, en dash, minus
             if (begins_with(word, dash)) {
                 const size_t name = word.find_first_not_of('-', strlen(dash));
-                return "a dash is two hyphens: --" + word.substr(std::min(name, word.size()));
+                return "options start with two hyphens: --" + word.substr(std::min(name, word.size()));
             }
         const size_t equals = word.find('=');
         return equals != std::string::npos && find_either(with_dashes(word.substr(0, equals))) ? "--" + word : "";
