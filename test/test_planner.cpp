@@ -432,7 +432,10 @@ TEST(Planner, ContextParallelTraffic) {
         EXPECT_EQ(p.context.bytes, (double)p.context.messages * keys);
     }
     in.recompute = "none";
-    in.exchanges_heads = true;  // qkv and the output, 3/4 of whose rows go to others, and their gradients with both again
+    in.exchanges_heads = true;
+    expect_error([&] { make_plan(in); }, {"alltoall", "divides the 6 key/value heads; it is 4"});
+    in.c.NKV = 12;
+    // qkv and the output, 3/4 of whose rows go to others, and their gradients with both again.
     for (const bool full : {false, true}) {
         in.recompute = full ? "full" : "none";
         const Plan p = make_plan(in);
@@ -441,6 +444,7 @@ TEST(Planner, ContextParallelTraffic) {
         EXPECT_EQ(p.context.messages, 2 * micro_batches * layers * (full ? 4 : 3));
     }
     in.exchanges_heads = false;
+    in.c.NKV = 6;
     in.recompute = "none";
     const Plan p = make_plan(in);
     EXPECT_EQ(p.data.bytes, whole.data.bytes);
