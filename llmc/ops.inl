@@ -169,8 +169,8 @@ void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const Fp8Matr
 // dweight (+)= dout^T inp. dout may have either format. sets or adds dweight, like linear_backward_weight.
 void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, const Fp8Matrix& dout_transposed /*(OC, N)*/,
                                 const Fp8Matrix& inp_transposed /*(IC, N)*/, int N, int IC, int OC, Acc acc, bool fast);
-// The numbers that the codes of x represent before the inverse scale: decode(encode(x * scale)). floatX represents them exactly.
-// out may be x. sets out.
+// The numbers that the codes of x represent before the inverse scale: decode(encode(x * scale)). floatX represents them
+// exactly. out may be x. sets out.
 void fp8_numbers(Ctx& ctx, floatX* out, const floatX* x, const FilledRows& rows, const float* scale, Fp8 format);
 // absolute_max of the rows that have values.
 void absolute_max_of_rows(Ctx& ctx, float* amax, const floatX* x, const FilledRows& rows);

@@ -444,8 +444,8 @@ TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
     EXPECT_GT(std::sqrt(errors / norms), 0x1p-8);  // and it is really 8 bits
 }
 
-// A mixture in FP8 with current scales, as expert_layer.h computes it: its output and gradients are near floatX's, by the errors
-// of two products forward and three backward, and are not floatX's.
+// A mixture in FP8 with current scales, as expert_layer.h computes it: its output and gradients are near floatX's, by the
+// errors of two products forward and three backward, and are not floatX's.
 TEST_P(Fp8Ops, AMixtureIsNearFloatX) {
     test::ExpertLayer l({{2, 40, 5, 2}, 64, 48, {}}, 21);
     const int N = l.N, E = l.E, C = l.C, F = l.F, H = l.H, slots = l.slots;

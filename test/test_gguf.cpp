@@ -961,7 +961,7 @@ TEST(GgufTokenizer, RefusesDamage) {
                                               {"add_bos_token", "its tokenizer is damaged", "yes"}}) {
         nlohmann::json damaged = whole;
         damaged[std::string("tokenizer.ggml.") + key] = value;
-        expect_error([&, m = message] { read_gguf_tokenizer(damaged, "x.gguf"); }, {"x.gguf", message});
+        expect_error([&] { read_gguf_tokenizer(damaged, "x.gguf"); }, {"x.gguf", message});
     }
     nlohmann::json odd = whole;
     odd["tokenizer.ggml.model"] = "gpt2";

@@ -181,8 +181,8 @@ TEST(Planner, AttentionDropoutTakesItsDraws) {
         }
 }
 
-// Experts' products take bf16's time, and their factors are read and written before: weights, the input, which is also measured,
-// and the activation, as well.
+// Experts' products take bf16's time, and their factors are read and written before: weights, the input, which is also
+// measured, and the activation, as well.
 TEST(Planner, Fp8DoesNotSpeedUpExperts) {
     PlanInput in = toy();
     in.memory_gbs = 1e5;

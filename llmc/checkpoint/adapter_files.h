@@ -284,7 +284,8 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
         for (const auto& [matrix, a] : in_file)  // PEFT ignores such adapters, with a warning
             if (!names_matrix_of_list(targets, matrix))
                 fail(
-                    "%s: 'target_modules' is %.200s, which does not name %s, but %s has an adapter of it; HINT: correct the list",
+                    "%s: 'target_modules' is %.200s, which does not name %s, but %s has an adapter of it; HINT: correct "
+                    "the list",
                     path.c_str(), targets.dump().c_str(), matrix.c_str(), weights.c_str());
     // The adapter of a matrix; its rank is 0 if the file has none.
     const auto adapter_of = [&](int layer, const std::string& module, const LoraTarget& t) {

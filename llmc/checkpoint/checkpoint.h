@@ -59,7 +59,8 @@ inline ModelConfig read_config(const std::string& dir) {
     const std::string path = dir + "/config.json";
     if (!file_exists(path))
         fail(
-            "%s holds no model: it has no config.json; HINT: --model takes a directory of Hugging Face's form, the output directory "
+            "%s holds no model: it has no config.json; HINT: --model takes a directory of Hugging Face's form, "
+            "the output directory "
             "of a run with a checkpoint, or a .gguf file",
             dir.c_str());
     const nlohmann::json file = read_json(path);

@@ -175,8 +175,8 @@ inline MixtureShape shape_of_gate(const Pass& p) {
     const MixtureShape shape = p.mixture();
     return {shape.B, shape.T, 1, 1};
 }
-// In FP8 it is a mixture of one expert, with the other experts' scales; with current scaling fc2's input and fc1's gradient have
-// their own.
+// In FP8 it is a mixture of one expert, with the other experts' scales; with current scaling fc2's input and fc1's gradient
+// have their own.
 inline ExpertGroups one_group(const Pass& p) { return {p.m.a.one_group, 1, p.N()}; }
 inline void shared_forward_in_fp8(const Pass& p, const Linear& l, floatX* out, const floatX* inp, const ExpertBias& bias) {
     const ExpertRows x = in_fp8(p, l.fp8_inp, 0, {inp}, {p.N(), l.in});

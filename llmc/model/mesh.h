@@ -259,7 +259,7 @@ inline void check_exchange_of_heads(const ModelConfig& c, int cp, int tp) {
     const LocalSizes local(c, {tp, 0});
     if (local.NKVl % cp)
         fail_usage(
-            "--context-parallel-method alltoall requires a --context-parallel-size that divides the %d key/value head%s%s; it is "
-            "%d; HINT: --context-parallel-method allgather",
+            "--context-parallel-method alltoall requires a --context-parallel-size that divides the %d key/value head%s%s; "
+            "it is %d; HINT: --context-parallel-method allgather",
             local.NKVl, local.NKVl == 1 ? "" : "s", tp > 1 ? " of a tensor-parallel rank" : "", cp);
 }

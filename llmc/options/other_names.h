@@ -78,7 +78,8 @@ inline const OtherName other_names[] = {
     // precision
     {"train generate eval", "fp16", "there is no fp16: the program is built for bf16, or with `make PRECISION=fp32` for fp32"},
     {"train generate eval",
-     "fp32 mixed-precision precision dtype torch-dtype params-dtype amp tf32 matmul-precision bf16-full-eval float16 bfloat16 half",
+     "fp32 mixed-precision precision dtype torch-dtype params-dtype amp tf32 matmul-precision "
+     "bf16-full-eval float16 bfloat16 half",
      "the precision is chosen when the program is built: `make PRECISION=bf16` (the default) or fp32"},
     {"train", "fp8-hybrid", "FP8 is --fp8-format hybrid"},
     {"train", "fp8-e4m3", "FP8 is --fp8-format e4m3"},
@@ -86,7 +87,8 @@ inline const OtherName other_names[] = {
     {"train", "output-dir out-dir save-dir checkpoint-dir ckpt-dir output outdir default-root-dir -o",
      "the directory of a run is --out"},
     {"train",
-     "load-checkpoint resume-from-checkpoint resume-from resume-training continue-from init-from checkpoint checkpoint-path ckpt "
+     "load-checkpoint resume-from-checkpoint resume-from resume-training continue-from init-from "
+     "checkpoint checkpoint-path ckpt "
      "ckpt-path -y",
      "--resume auto resumes the run in --out, --resume DIR from a checkpoint; --model DIR starts a new run from its weights"},
     {"train", "save-steps save-freq checkpoint-interval checkpoint-every ckpt-every checkpointing-steps -n",
@@ -124,7 +126,8 @@ inline const OtherName other_names[] = {
     {"train", "n-embd d-model dim embedding-dim hidden-dim model-dim width embed-dim", "the width is --hidden-size"},
     {"train", "intermediate-size ffn-dim d-ff mlp-dim", "the feed-forward width is --ffn-hidden-size"},
     {"train eval",
-     "block-size context-length context-size ctx-len ctx n-ctx max-seq-length max-seq-len max-length seq-len seqlen sequence-length -t",
+     "block-size context-length context-size ctx-len ctx n-ctx max-seq-length max-seq-len max-length "
+     "seq-len seqlen sequence-length -t",
      "the length of a sample is --seq-length"},
     {"train", "n-positions", "the longest sequence is --max-position-embeddings"},
     {"train", "rope-theta rope-base rotary-theta", "the base of rotary positions is --rotary-base"},
@@ -157,7 +160,8 @@ inline const OtherName other_names[] = {
     {"train", "moe-input-jitter-eps", "not available: the router's input has no noise"},
     // data and tokenizers
     {"train",
-     "dataset datasets dataset-name dataset-path train-file train-files train-data train-path data-dir input-bin data-prefix -i",
+     "dataset datasets dataset-name dataset-path train-file train-files train-data train-path data-dir "
+     "input-bin data-prefix -i",
      "data are named by --data-path PREFIX, which `train_gpt prepare` makes from text"},
     {"train", "validation-file val-file val-data val-data-path val-files eval-data eval-file input-val-bin -j",
      "separate validation data are --valid-data-path PREFIX; without, --split takes a share of --data-path"},
@@ -188,7 +192,8 @@ inline const OtherName other_names[] = {
      "recomputation is --recompute-granularity selective, mlp or full"},
     {"train", "recompute-modules", "modules are named by --recompute-granularity: selective (norms, activations), mlp or full"},
     {"train",
-     "num-gpus num-gpu ngpu n-gpus n-gpu gpus gpu devices nproc-per-node nproc num-processes nnodes num-nodes nodes world-size ddp "
+     "num-gpus num-gpu ngpu n-gpus n-gpu gpus gpu devices nproc-per-node nproc num-processes nnodes "
+     "num-nodes nodes world-size ddp "
      "master-addr master-port rdzv-endpoint",
      "start ranks with a launcher: mpirun -n 8 train_gpt train ...; --world plans for ranks without starting them"},
     {"train", "data-parallel-size dp-size dp data-parallel-shard-degree data-parallel-replicate-degree",

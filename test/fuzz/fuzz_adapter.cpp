@@ -1,6 +1,6 @@
-// A directory of adapters: adapter_config.json, the header of adapter_model.safetensors, and base.json, separated by 0xff, which
-// JSON cannot contain. Accepted adapters fit the model that they adapt: their tensors have a place and can be read, and the
-// same adapters in PEFT's form as this program writes it are accepted too.
+// A directory of adapters: adapter_config.json, the header of adapter_model.safetensors, and base.json, separated by 0xff,
+// which JSON cannot contain. Accepted adapters fit the model that they adapt: their tensors have a place and can be read, and
+// the same adapters in PEFT's form as this program writes it are accepted too.
 #include "fuzz.h"
 
 #include "../../llmc/checkpoint/adapter_files.h"

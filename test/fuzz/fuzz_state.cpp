@@ -1,5 +1,5 @@
-// A checkpoint's training/state.json. An accepted one can be resumed: the histories of FP8, the guard and the clock are restored
-// or refused, and differences from options described; it is the same after writing and reading it.
+// A checkpoint's training/state.json. An accepted one can be resumed: the histories of FP8, the guard and the clock are
+// restored or refused, and differences from options described; it is the same after writing and reading it.
 #include "fuzz.h"
 
 #include "../../llmc/checkpoint/agreement.h"
