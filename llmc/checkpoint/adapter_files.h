@@ -165,7 +165,9 @@ inline bool is_target(const nlohmann::json& config, const std::string& matrix) {
 inline void check_names(const HfReader& in, const char* key) {
     if (in.absent(key)) return;
     const nlohmann::json& names = in.j[key];
-    const auto is_name = [](const nlohmann::json& name) { return name.is_string() && name != ""; };
+    const auto is_name = [](const nlohmann::json& name) {
+        return name.is_string() && !name.get_ref<const std::string&>().empty();
+    };
     if (!is_name(names) && !(names.is_array() && std::all_of(names.begin(), names.end(), is_name)))
         in.wrong(key, "a list of names of matrices, or one text");
 }
