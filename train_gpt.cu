@@ -372,7 +372,8 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     const floatX* all_inp = reads_inp ? gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C) : nullptr;
     if (fc1.dw) add_router_gradient(p, b.router, m.a.dlogits, all_inp, p.mixture());
     if (fc1.dw && b.shared.exists()) shared_weights_backward(p, b.shared, all_inp);
-    expert_layer_backward(p, fc1, drows, {dfc1}, rows_for_experts(p, b, s, fc1.fp8_inp, all_inp), routing);
+    const ExpertRows rows = rows_for_experts(p, b, s, fc1.fp8_inp, all_inp, Measured::before);
+    expert_layer_backward(p, fc1, drows, {dfc1}, rows, routing);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
     reduce_from_experts(p, b, s, all_dinp, [&](floatX* sums) { be::expert_combine(p.ctx, sums, drows, routing, shape, C); });
     be::router_backward_input(p.ctx, all_dinp, m.a.dlogits, b.router.w, p.mixture(), C);

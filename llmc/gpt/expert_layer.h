@@ -20,9 +20,11 @@ inline FilledRows filled_rows(const ExpertRows& x, const MixtureShape& shape, co
     if (x.choices) return {shape.N(), columns};
     return {groups.slots, columns, groups.offsets + groups.E};
 }
-inline void scale_of_slots(const Pass& p, const Linear& l, const Fp8Tensor& t, const ExpertRows& x, const FilledRows& rows) {
+inline void scale_of_slots(const Pass& p, const Linear& l, const Fp8Tensor& t, const ExpertRows& x, const FilledRows& rows,
+                           Measured measured = Measured::now) {
     if (x.choices) return;  // rows_for_experts measured them
-    scale_of_experts(p, l, t, [&](float* amax) { be::absolute_max_of_rows(p.ctx, amax, x.x, rows); });
+    scale_of_experts(
+        p, l, t, [&](float* amax) { be::absolute_max_of_rows(p.ctx, amax, x.x, rows); }, measured);
 }
 inline const floatX* numbers_of(const Pass& p, const Fp8Tensor& t, floatX* to, const floatX* x, const FilledRows& rows) {
     Fp8Training& f = p.m.fp8;
@@ -60,7 +62,7 @@ inline void expert_layer_forward(const Pass& p, const Linear& l, floatX* out, co
 // The products of backward, of the numbers of dout. With current scaling the input gets its scale of forward again.
 inline void expert_weight_in_fp8(const Pass& p, const Linear& l, const ExpertRows& dout, const ExpertRows& inp,
                                  const FilledRows& inp_rows, const ExpertGroups& groups) {
-    scale_of_slots(p, l, l.fp8_inp, inp, inp_rows);
+    scale_of_slots(p, l, l.fp8_inp, inp, inp_rows, Measured::before);
     const ExpertRows x = in_fp8(p, l.fp8_inp, 0, inp, inp_rows);
     add_weight_gradient(p, l, [&](const Elements& dw, int row, int rows, Acc acc) {
         be::fp8_expert_linear_backward_weight(p.ctx, {(real*)dw.data, row, rows}, dout, x, scales_of(l.fp8_dout, l.fp8_inp),
@@ -96,10 +98,11 @@ inline void expert_layer_backward(const Pass& p, const Linear& l, floatX* dinp, 
 
 // The rows that the experts of this rank process, from `own` (N, C); null stays null. t: their tensor in FP8.
 inline ExpertRows rows_for_experts(const Pass& p, const Block& b, const MlpActivations& s, const Fp8Tensor& t,
-                                   const floatX* own) {
+                                   const floatX* own, Measured measured = Measured::now) {
     if (own) {
         const size_t n = (size_t)p.N() * p.m.c.C;
-        scale_of_experts(p, b.fc1(), t, [&](float* amax) { be::absolute_max(p.ctx, amax, own, n); });
+        scale_of_experts(
+            p, b.fc1(), t, [&](float* amax) { be::absolute_max(p.ctx, amax, own, n); }, measured);
     }
     return {own ? gather_for_experts(p, b, s, own) : nullptr, routing_of_experts(p, s).choices, p.m.c.mixture.topk};
 }

@@ -160,13 +160,15 @@ inline void quantize_input(const Pass& p, const Linear& l, const LinearInput& in
 inline void measure(const Pass& p, const Linear& l, const Fp8Tensor& t, const floatX* x, size_t n) {
     if (p.m.fp8.measuring && p.m.fp8.blocks[l.block]) be::absolute_max(p.ctx, t.amax, x, n);
 }
+// When a tensor's amax was recorded: forward's inputs have theirs before backward, where only current scaling measures again.
+enum class Measured { now, before };
 // In FP8 or before it: records the amax of a tensor of a mixture's experts, which largest(amax) raises to its own. With current
 // scaling sets the scale, for all experts and the rows of all expert-parallel ranks.
 template <class Largest>
-void scale_of_experts(const Pass& p, const Linear& l, const Fp8Tensor& t, Largest largest) {
+void scale_of_experts(const Pass& p, const Linear& l, const Fp8Tensor& t, Largest largest, Measured measured = Measured::now) {
     Fp8Training& f = p.m.fp8;
     if (!(f.on || f.measuring) || !f.blocks[l.block]) return;
-    largest(t.amax);
+    if (measured == Measured::now) largest(t.amax);
     if (!f.on || !f.current) return;
     be::clear(p.ctx, f.now, sizeof *f.now);
     largest(f.now);
