@@ -220,12 +220,11 @@ inline std::vector<std::string> target_parameters(const HfReader& in, const Mode
     const std::vector<LoraTarget> targets = lora_targets(c);
     std::map<std::string, std::set<int>> layers;
     for (const nlohmann::json& parameter : in.j[key]) {
-        const std::string name = parameter.is_string() ? "." + parameter.get<std::string>() : "";
         size_t fits = 0;
         for (const LoraTarget& t : targets)
             for (const int layer : t.layers) {
-                const std::string matrix = ".model.layers." + std::to_string(layer) + "." + t.module;
-                if (!t.parameter || name.empty() || !(ends_with(matrix, name) || ends_with(name, matrix))) continue;
+                const std::string matrix = "model.layers." + std::to_string(layer) + "." + t.module;
+                if (!t.parameter || !parameter.is_string() || !names_matrix(parameter, matrix)) continue;
                 layers[t.module].insert(layer);
                 fits++;
             }
@@ -286,8 +285,8 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
         for (const auto& [matrix, a] : in_file)  // PEFT ignores such adapters, with a warning
             if (!names_matrix_of_list(targets, matrix))
                 fail(
-                    "%s: 'target_modules' is %.200s, which does not name %s, but %s has an adapter of it; HINT: correct "
-                    "the list",
+                    "%s: 'target_modules' is %.200s, which does not name %s, but %s has an adapter of it; "
+                    "HINT: correct the list",
                     path.c_str(), targets.dump().c_str(), matrix.c_str(), weights.c_str());
     // The adapter of a matrix; its rank is 0 if the file has none.
     const auto adapter_of = [&](int layer, const std::string& module, const LoraTarget& t) {
