@@ -59,9 +59,8 @@ inline ModelConfig read_config(const std::string& dir) {
     const std::string path = dir + "/config.json";
     if (!file_exists(path))
         fail(
-            "%s holds no model: it has no config.json; HINT: --model takes a directory of Hugging Face's form, "
-            "the output directory "
-            "of a run with a checkpoint, or a .gguf file",
+            "%s holds no model: it has no config.json; HINT: --model takes a directory of Hugging Face's form, the output "
+            "directory of a run with a checkpoint, or a .gguf file",
             dir.c_str());
     const nlohmann::json file = read_json(path);
     ModelConfig c = from_hf_config(file, path);
@@ -76,12 +75,13 @@ inline std::string unknown_keys_of(const std::string& dir) {
     return joined(unknown_keys(read_json(path), path));
 }
 inline void note_odd_keys(const std::string& dir) {
-    if (const std::string keys = unknown_keys_of(dir); !keys.empty())
-        print_line(stderr, format("note: %s/config.json has unsupported keys: %s; HINT: if the model needs one of them, "
-                                  "results will be wrong",
-                                  dir.c_str(), keys.c_str()));
-    const std::string path = dir + "/config.json", ids = joined(ids_outside_vocabulary(read_json(path), path));
-    if (!ids.empty())
+    const std::string path = dir + "/config.json";
+    const nlohmann::json file = read_json(path);
+    if (const std::string keys = joined(unknown_keys(file, path)); !keys.empty())
+        print_line(stderr,
+                   format("note: %s has unsupported keys: %s; HINT: if the model needs one of them, results will be wrong",
+                          path.c_str(), keys.c_str()));
+    if (const std::string ids = joined(ids_outside_vocabulary(file, path)); !ids.empty())
         print_line(stderr, format("note: %s has ids of tokens that its vocabulary lacks: %s", path.c_str(), ids.c_str()));
 }
 
