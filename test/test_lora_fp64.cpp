@@ -350,13 +350,22 @@ TEST(Lora, TablesHavePeftsNames) {
     }
 }
 
-// Each rank's rows equal the whole tensors' rows, wherever heads and columns are split.
-TEST(Lora, RanksHoldPartsOfTheWhole) {
+// Models with adapters on all matrices, which up to 4 ranks can share.
+std::vector<ModelConfig> models_for_ranks() {
+    std::vector<ModelConfig> models;
     for (const char* family : {"llama", "mixtral", "gpt_oss", "granitemoe"}) {
         ModelConfig c = tiny(family, {"all"}, 3);
         c.NH = 4;
         c.NKV = 2;
         c.C = 16;
+        models.push_back(c);
+    }
+    return models;
+}
+
+// Each rank's rows equal the whole tensors' rows, wherever heads and columns are split.
+TEST(Lora, RanksHoldPartsOfTheWhole) {
+    for (const ModelConfig& c : models_for_ranks()) {
         const ParameterTable whole = trained_table(c);
         std::vector<real> values(whole.size);
         for (size_t i = 0; i < values.size(); i++) values[i] = (real)i;
@@ -385,11 +394,7 @@ TEST(Lora, RanksHoldPartsOfTheWhole) {
 
 // The parts of the ranks, each written to its place, give the files of one rank.
 TEST(Lora, RanksWriteTheFilesOfOne) {
-    for (const char* family : {"llama", "mixtral", "gpt_oss", "granitemoe"}) {
-        ModelConfig c = tiny(family, {"all"}, 3);
-        c.NH = 4;
-        c.NKV = 2;
-        c.C = 16;
+    for (const ModelConfig& c : models_for_ranks()) {
         const ParameterTable whole = trained_table(c);
         std::map<std::string, std::vector<real>> expected, files;
         const auto write = [](const TensorSpec& t, real* numbers, auto& to) {
@@ -418,7 +423,7 @@ TEST(Lora, RanksWriteTheFilesOfOne) {
                 write(mine, held.data(), files);
             }
         }
-        EXPECT_EQ(files, expected) << family;
+        EXPECT_EQ(files, expected) << c.family;
         for (const auto& [name, file] : expected)
             EXPECT_EQ(std::set<real>(file.begin(), file.end()).size(), file.size()) << name;
     }
