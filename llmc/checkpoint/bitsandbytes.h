@@ -1,7 +1,7 @@
 // Matrices of a model in 4 bits, as bitsandbytes and transformers save them (`load_in_4bit`; QLoRA, Dettmers et al., 2023):
 //   NAME                            codes, two to a byte, the first in the upper half
 //   NAME.quant_map                  16 levels (fp32): NF4's or FP4's
-//   NAME.absmax                     the factor of each block: fp32 or, with double quantization, a byte, which stands for
+//   NAME.absmax                     the factor of each block: fp32 or, with double quantization, a byte for
 //                                   nested_quant_map[byte] * nested_absmax[block / nested_blocksize] + nested_offset
 //   NAME.quant_state.bitsandbytes__nf4 or __fp4    a JSON text with the matrix's shape and the sizes of blocks
 // A number is quant_map[code] * factor in fp32; bitsandbytes rounds it to the type in the JSON text. Encoded in `nf4` again

@@ -87,9 +87,8 @@ inline const OtherName other_names[] = {
     {"train", "output-dir out-dir save-dir checkpoint-dir ckpt-dir output outdir default-root-dir -o",
      "the directory of a run is --out"},
     {"train",
-     "load-checkpoint resume-from-checkpoint resume-from resume-training continue-from init-from "
-     "checkpoint checkpoint-path ckpt "
-     "ckpt-path -y",
+     "load-checkpoint resume-from-checkpoint resume-from resume-training continue-from init-from checkpoint checkpoint-path "
+     "ckpt ckpt-path -y",
      "--resume auto resumes the run in --out, --resume DIR from a checkpoint; --model DIR starts a new run from its weights"},
     {"train", "save-steps save-freq checkpoint-interval checkpoint-every ckpt-every checkpointing-steps -n",
      "checkpoints are written --save-every 500 steps, or 30m"},
@@ -192,9 +191,8 @@ inline const OtherName other_names[] = {
      "recomputation is --recompute-granularity selective, mlp or full"},
     {"train", "recompute-modules", "modules are named by --recompute-granularity: selective (norms, activations), mlp or full"},
     {"train",
-     "num-gpus num-gpu ngpu n-gpus n-gpu gpus gpu devices nproc-per-node nproc num-processes nnodes "
-     "num-nodes nodes world-size ddp "
-     "master-addr master-port rdzv-endpoint",
+     "num-gpus num-gpu ngpu n-gpus n-gpu gpus gpu devices nproc-per-node nproc num-processes nnodes num-nodes nodes "
+     "world-size ddp master-addr master-port rdzv-endpoint",
      "start ranks with a launcher: mpirun -n 8 train_gpt train ...; --world plans for ranks without starting them"},
     {"train", "data-parallel-size dp-size dp data-parallel-shard-degree data-parallel-replicate-degree",
      "the number of data-parallel ranks is all ranks / (--tp x --pp)"},

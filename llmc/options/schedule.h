@@ -313,9 +313,8 @@ inline void read_learning_rate(Schedule& s, const TrainOptions& o, int64_t lengt
             (long long)s.decay);
     if (s.warmup >= s.decay && o.lr_decay_style != "constant")
         fail_usage(
-            "%s is a warm-up of %lld samples; it must end before the decay of the learning rate, which ends at "
-            "%lld (%s); HINT: a "
-            "shorter warm-up, or --lr-decay-style constant",
+            "%s is a warm-up of %lld samples; it must end before the decay of the learning rate, which ends at %lld (%s); "
+            "HINT: a shorter warm-up, or --lr-decay-style constant",
             o.lr_warmup_fraction ? "--lr-warmup-fraction"
             : o.lr_warmup_iters  ? format("--lr-warmup-iters %lld", (long long)o.lr_warmup_iters).c_str()
                                  : "--lr-warmup-samples",
