@@ -205,8 +205,11 @@ private:
     }
     // The frequency of changing streams is also drawn: from after each work to hardly ever.
     void begin_draw() {
-        rng_ = (config().seed * 2654435761u + ++n_draws_ * 40503u) | 1;
-        random();
+        // Consecutive seeds must not give similar draws: each product spreads the bits that the shift before it folds.
+        unsigned mixed = config().seed * 2654435761u + ++n_draws_ * 40503u;
+        mixed = (mixed ^ mixed >> 16) * 0x7feb352du;
+        mixed = (mixed ^ mixed >> 15) * 0x846ca68bu;
+        rng_ = (mixed ^ mixed >> 16) | 1;
         random();
         change_ = 1u << random() % 4 * 2;
         last_ = nullptr;

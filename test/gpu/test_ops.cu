@@ -407,7 +407,7 @@ TEST(Emulator, ShowsMissingOrderOfStreams) {
         return wrong;
     };
     EXPECT_EQ(wrong_of_40(true), 0);
-    EXPECT_GE(wrong_of_40(false), 10);
+    EXPECT_GE(wrong_of_40(false), 5);  // of about 20
 
     void* page_locked;
     CUDA(cudaMallocHost(&page_locked, 1));
