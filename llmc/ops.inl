@@ -193,6 +193,8 @@ void attention_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B,
                        const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const AttentionMask& mask, const AttentionShape& shape);
 // Elements of attention_backward's dq_sums; 0 where no kernel uses them.
 size_t attention_sums(const Ctx& ctx, const AttentionShape& shape);
+// Bytes of the context's own memory that attention uses, forward and backward; 0 on a GPU.
+size_t attention_scratch(const Ctx& ctx, const AttentionShape& shape);
 // sets all of dqkv. dq_sums: null, or attention_sums() elements in which the queries' gradients are summed in no fixed order:
 // less work, but the last bits differ from run to run.
 void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,

@@ -128,6 +128,23 @@ long=(--data-path long --split "100, 0, 0" --eval-iters 0 --seq-length 32768 --m
 expect "32,768 tokens on one rank" train 1 long1 "${long[@]}" --threads 2
 expect "32,768 tokens on four ranks" train 4 long4 "${long[@]}" --cp 4
 expect "32,768 tokens: one rank's losses" near long1 long4 2
+# memory_of RANKS TOKENS OPTIONS...: rank 0's planned memory and its peak, in MiB, with samples of so many tokens. The plan lacks
+# MPI's buffers.
+memory_of() {
+    local n=$1 run=("${long[@]}" --seq-length "$2" --num-attention-heads 4 --num-query-groups 2 --hidden-size 256 --window-size 512 "${@:3}")
+    train "$n" memory "${run[@]}" --dry-run 2>&1 | sed -n 's/^ *total  *\(.*\) MiB$/\1/p'
+    train "$n" memory "${run[@]}" 2>&1 | sed -n 's/^peak memory \(.*\) MiB$/\1/p'
+    rm -rf memory
+}
+if [[ -z ${SAN:-} ]]; then
+    for options in "2 8192 --cp 2" "2 8192 --cp 2 --context-parallel-method alltoall" ${ALL:+"4 32768 --cp 4"}; do
+        read -r n tokens options <<<"$options"
+        # shellcheck disable=SC2086
+        memory=$(memory_of "$n" 1024 $options && memory_of "$n" "$tokens" $options)
+        expect "$tokens tokens, $options: from 1,024 on peak memory grows as planned (${memory//$'\n'/, } MiB)" \
+            awk -v memory="$memory" 'BEGIN { n = split(memory, m); ratio = (m[4] - m[2]) / (m[3] - m[1]); exit !(n == 4 && ratio > 0.85 && ratio < 1.15) }'
+    done
+fi
 refuses_context() { # NAME PATTERN OPTIONS...
     local name=$1 pattern=$2
     shift 2

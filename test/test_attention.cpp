@@ -139,6 +139,28 @@ TEST_P(Attention, PlainAndTiles) {
     }
 }
 
+// A new context's scratch memory after f(context) is that for attention of `shape`.
+template <class F>
+void expect_planned_scratch(int threads, const Way& way, const AttentionShape& shape, F f) {
+    cpu::Ctx ctx(threads), planned(threads);
+    way.choose(ctx);
+    f(ctx);
+    planned.scratch(cpu::attention_scratch(ctx, shape));
+    EXPECT_EQ(ctx.scratch_bytes(), planned.scratch_bytes());
+}
+
+// A head for each thread, more threads than heads, grouped queries, dropout.
+TEST(AttentionMemory, IsPlanned) {
+    for (const Case& k : {Case{2, 130, 2, 2, 24, true, true}, Case{1, 200, 4, 1, 16, false, false},
+                          Case{1, 40, 4, 2, 8, false, false, 0, 0, 0.3}})
+        for (const Way& way : all_ways())
+            for (const int threads : {1, 7}) {
+                SCOPED_TRACE(testing::Message() << way.name << ", " << testing::PrintToString(k) << ", threads " << threads);
+                const Problem p(k, 1);
+                expect_planned_scratch(threads, way, p.shape(), [&](cpu::Ctx& ctx) { run(ctx, p); });
+            }
+}
+
 // Chunks of one row, of tiles, of parts of tiles; several threads divide tiles if there are few heads.
 TEST(AttentionRows, ChunksHaveTheResultsOfTheWholeSequence) {
     for (const Case& k : {Case{1, 40, 2, 1, 16, false, false}, Case{2, 256, 4, 2, 24, true, true},
@@ -160,10 +182,14 @@ TEST(AttentionRows, ChunksHaveTheResultsOfTheWholeSequence) {
                     Guarded<real> lse(n / k.HS, "lse"), slopes(p.slopes, "slopes");
                     Guarded<int> doc_start(chunk.doc_start, "doc_start");
                     const AttentionMask mask = {k.masked() ? doc_start.data() : nullptr, k.alibi ? slopes.data() : nullptr};
+                    const auto compute = [&](cpu::Ctx& any) {
+                        cpu::attention_rows_forward(any, out.data(), lse.data(), qkv.data(), kv.data(), mask, chunk.shape);
+                        cpu::attention_rows_backward(any, dqkv.data(), dkv.data(), dout.data(),
+                                                     {qkv.data(), out.data(), lse.data(), kv.data()}, mask, chunk.shape);
+                    };
+                    expect_planned_scratch(3, way, chunk.shape, compute);
                     spoil_scratch(ctx);
-                    cpu::attention_rows_forward(ctx, out.data(), lse.data(), qkv.data(), kv.data(), mask, chunk.shape);
-                    cpu::attention_rows_backward(ctx, dqkv.data(), dkv.data(), dout.data(),
-                                                 {qkv.data(), out.data(), lse.data(), kv.data()}, mask, chunk.shape);
+                    compute(ctx);
                     return ChunkResults<floatX>{out.values(), dqkv.values(), dkv.values(), lse.values()};
                 });
             }

@@ -121,6 +121,15 @@ inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qk
 
 inline size_t attention_sums(const Ctx&, const AttentionShape&) { return 0; }
 
+inline size_t attention_scratch(const Ctx& ctx, const AttentionShape& shape) {
+#if CPU_FAST_PATHS
+    if (!ctx.plain && detail::flash::takes(shape)) return detail::flash::scratch_bytes(ctx, shape);
+#else
+    (void)ctx;
+#endif
+    return sizeof(real) * (plain::query_elements(shape) + plain::key_elements(shape));
+}
+
 inline void attention_rows_backward(Ctx& ctx, floatX* dqkv, floatX* dkv, const floatX* dout, const AttentionActs& acts,
                                     const AttentionMask& mask, const AttentionShape& shape) {
 #if CPU_FAST_PATHS

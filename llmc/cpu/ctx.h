@@ -66,6 +66,7 @@ struct Ctx {
         }
         return scratch_;
     }
+    size_t scratch_bytes() const { return scratch_bytes_; }
 
     bool has_device() const { return true; }
 

@@ -353,40 +353,42 @@ struct BackwardMemory {
     E *p, *ds, *ds_packed;
     float *s, *dp, *dq, *dkv[2], *correction, *lse;  // dq (tiles) stripes, dkv (tiles, 2, 64, H) of a query head, of several
     floatX* rows;
-    static size_t bytes(int T, int H) {
-        const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile, stripe = small / 2;
-        return sizeof(E) * (7 * operand + 2 * small + stripe) + sizeof(floatX) * tile * H +
-               sizeof(float) * (2 * stripe + 5 * operand + 2 * n);
+    // Memory of a head's operands and sums: of `sums` query heads the gradients of keys and values.
+    static size_t head_bytes(const AttentionShape& a, int sums) {
+        const size_t H = (size_t)padded_size(a.HS), n = (size_t)tiles_of(a.T) * tile, operand = n * H;
+        const size_t of_queries = (n - (size_t)a.first) * H;
+        return round_up(
+            sizeof(E) * (3 * operand + 4 * of_queries) + sizeof(float) * (of_queries + 2 * operand * (size_t)sums + 2 * n), 64);
     }
-    BackwardMemory(char* memory, int T, int H) {
-        const size_t n = (size_t)tiles_of(T) * tile, operand = n * H, small = (size_t)tile * tile, stripe = small / 2;
-        E* x = (E*)memory;
-        for (E** p_operand : {&k, &kt, &v, &qt, &q, &dot, &dout}) {
+    static size_t tiles_bytes(const AttentionShape& a) {
+        const size_t small = (size_t)tile * tile, stripe = small / 2;
+        return round_up(
+            sizeof(E) * (2 * small + stripe) + sizeof(floatX) * tile * padded_size(a.HS) + sizeof(float) * 2 * stripe, 64);
+    }
+    // Operands of queries, and dq, have rows from a.first on; their pointers are the places of row 0.
+    BackwardMemory(char* head, int sums, char* tiles, const AttentionShape& a) {
+        const size_t H = (size_t)padded_size(a.HS), n = (size_t)tiles_of(a.T) * tile, small = (size_t)tile * tile;
+        const size_t stripe = small / 2, operand = n * H, before = (size_t)a.first * H;
+        E* x = (E*)head;
+        for (E** p_operand : {&k, &kt, &v}) {
             *p_operand = x;
             x += operand;
         }
-        p = x;
+        for (E** p_operand : {&qt, &q, &dot, &dout}) {
+            *p_operand = x - before;
+            x += operand - before;
+        }
+        dq = (float*)x - before;
+        dkv[0] = (float*)x + (operand - before);
+        dkv[1] = dkv[0] + 2 * operand;  // if sums is 2
+        correction = dkv[0] + 2 * operand * (size_t)sums;
+        lse = correction + n;
+        p = (E*)tiles;
         ds = p + small;
         ds_packed = ds + small;
         s = (float*)(ds_packed + stripe);
         dp = s + stripe;
-        dq = dp + stripe;
-        dkv[0] = dq + operand;
-        dkv[1] = dkv[0] + 2 * operand;
-        correction = dkv[1] + 2 * operand;
-        lse = correction + n;
-        rows = (floatX*)(lse + n);
-    }
-    // A head's operands and sums, shared by threads, with this thread's memory for tiles.
-    BackwardMemory with_tiles_of(const BackwardMemory& mine) const {
-        BackwardMemory both = *this;
-        both.p = mine.p;
-        both.ds = mine.ds;
-        both.ds_packed = mine.ds_packed;
-        both.s = mine.s;
-        both.dp = mine.dp;
-        both.rows = mine.rows;
-        return both;
+        rows = (floatX*)(dp + stripe);
     }
 };
 
@@ -573,11 +575,21 @@ void on_unit(const Ctx& ctx, F f) {
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
 template <class E>
+struct ForwardPlan {
+    size_t shared, per_thread, bytes;
+    ForwardPlan(const Ctx& ctx, const AttentionShape& a)
+        : shared(round_up(KeysAndValues<E>::bytes(a), 64)),
+          per_thread(round_up(ForwardMemory<E>::bytes(padded_size(a.HS)), 64)),
+          bytes(shared + per_thread * (size_t)ctx.threads) {}
+};
+
+template <class E>
 void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const floatX* qkv, const floatX* key_rows,
              const real* slopes, const int* doc_start, const AttentionShape& a) {
     const int tiles = tiles_of(a.T), query_tiles = tiles - a.first / tile, H = padded_size(a.HS);
-    const size_t shared = round_up(KeysAndValues<E>::bytes(a), 64), per_thread = round_up(ForwardMemory<E>::bytes(H), 64);
-    char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
+    const ForwardPlan<E> plan(ctx, a);
+    const size_t shared = plan.shared, per_thread = plan.per_thread;
+    char* memory = (char*)ctx.scratch(plan.bytes);
     const KeysAndValues<E> kv{a, (E*)memory};
     const int tasks = a.B * a.NH * query_tiles;
     // A head's last tile, which has the most keys, comes first: a long task at the end would leave threads idle.
@@ -610,32 +622,53 @@ void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const 
 // earlier keys, so that all tiles take the same time. The contributions of query heads are added in their order, so the bits do
 // not depend on this choice.
 template <class E>
+struct BackwardPlan {
+    bool by_tiles, apart;
+    int sums;                                        // of BackwardMemory
+    size_t head_bytes, tiles_bytes, at_once, bytes;  // at_once: heads in memory
+    BackwardPlan(const Ctx& ctx, const AttentionShape& a) {
+        const int heads = a.B * a.NH;
+        // Tiles cost about half as much again; with whole heads, the busiest thread would take longer still.
+        by_tiles = tiles_of(a.T) > 1 && 2 * ceil_div(heads, ctx.threads) * ctx.threads > 3 * heads;
+        apart = by_tiles || (a.group() > 1 && a.B * a.NKV < 2 * ctx.threads);
+        sums = apart ? 0 : a.group() > 1 ? 2 : 1;
+        head_bytes = BackwardMemory<E>::head_bytes(a, sums);
+        tiles_bytes = BackwardMemory<E>::tiles_bytes(a);
+        at_once = (size_t)(by_tiles ? heads : ctx.threads);
+        bytes = head_bytes * at_once + tiles_bytes * (size_t)ctx.threads +
+                (apart ? (size_t)heads * key_gradients(a) * sizeof(float) : 0);
+    }
+};
+
+template <class E>
 void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, const AttentionShape& a) {
     const int H = padded_size(a.HS), group = a.group(), kv_heads = a.B * a.NKV, tiles = tiles_of(a.T);
     const int heads = a.B * a.NH;
-    // Tiles cost about half as much again; with whole heads, the busiest thread would take longer still.
-    const bool by_tiles = tiles > 1 && 2 * ceil_div(heads, ctx.threads) * ctx.threads > 3 * heads;
-    const bool apart = by_tiles || (group > 1 && kv_heads < 2 * ctx.threads);
-    const size_t n = key_gradients(a), each = round_up(BackwardMemory<E>::bytes(a.T, H), 64);
-    const size_t memories = (size_t)ctx.threads + (by_tiles ? (size_t)heads : 0);  // of threads, of heads
-    char* memory = (char*)ctx.scratch(each * memories + (apart ? (size_t)heads * n * sizeof(float) : 0));
-    float* summands = (float*)(memory + each * memories);  // (B, NH, tiles, 2, 64, H), if stored separately
+    const BackwardPlan<E> plan(ctx, a);
+    const bool by_tiles = plan.by_tiles, apart = plan.apart;
+    const size_t n = key_gradients(a);
+    char* const memory = (char*)ctx.scratch(plan.bytes);
+    char* const tiles_memory = memory + plan.head_bytes * plan.at_once;
+    // (B, NH, tiles, 2, 64, H), if stored separately
+    float* const summands = (float*)(tiles_memory + plan.tiles_bytes * (size_t)ctx.threads);
     Team::run(ctx.threads, [&](Team::Member& me) {
-        const BackwardMemory<E> mine(memory + each * (size_t)me.number, a.T, H);
+        const auto memory_of = [&](int head) {
+            return BackwardMemory<E>(memory + plan.head_bytes * (size_t)head, plan.sums,
+                                     tiles_memory + plan.tiles_bytes * (size_t)me.number, a);
+        };
         const auto on_head = [&](const BackwardMemory<E>& m, int head, float* dkv, bool packs_keys, auto f) {
             with_stripe(unit, [&](auto stripe) {
                 f(BackwardHead<stripe, E>{unit, x, a, m, dkv, head / a.NH, head % a.NH, packs_keys});
             });
         };
-        const auto whole_head = [&](int head, float* dkv, bool packs_keys) {
+        const auto whole_head = [&](const BackwardMemory<E>& mine, int head, float* dkv, bool packs_keys) {
             on_head(mine, head, dkv, packs_keys, [](auto of_head) { of_head.run(); });
         };
         // f(a head, the first row of a tile), for all tiles.
         const auto on_tiles = [&](auto f) {
             me.share(heads * tiles, [&](int64_t task) {
                 const int head = (int)task / tiles, at = (int)task % tiles * tile;
-                const BackwardMemory<E> m(memory + each * (size_t)(ctx.threads + head), a.T, H);
-                on_head(m.with_tiles_of(mine), head, summands + (size_t)head * n, true, [=](auto of_head) { f(of_head, at); });
+                on_head(memory_of(head), head, summands + (size_t)head * n, true, [=](auto of_head) { f(of_head, at); });
                 fence();
             });
         };
@@ -648,8 +681,9 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
                 });
                 on_tiles([](auto& head, int at) { head.run_tile(at); });
             } else {
+                const BackwardMemory<E> mine = memory_of(me.number);
                 me.share(heads, [&](int64_t head) {
-                    whole_head((int)head, summands + (size_t)head * n, true);
+                    whole_head(mine, (int)head, summands + (size_t)head * n, true);
                     fence();
                 });
             }
@@ -662,11 +696,12 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
                 fence();
             });
         } else {
+            const BackwardMemory<E> mine = memory_of(me.number);
             me.share(kv_heads, [&](int64_t share) {
                 const int task = (int)share;
-                whole_head(task * group, mine.dkv[0], true);
+                whole_head(mine, task * group, mine.dkv[0], true);
                 for (int i = 1; i < group; i++) {
-                    whole_head(task * group + i, mine.dkv[1], false);
+                    whole_head(mine, task * group + i, mine.dkv[1], false);
                     add_to(mine.dkv[0], mine.dkv[1], n);
                 }
                 for (int j0 = 0; j0 < a.T; j0 += tile)
@@ -685,6 +720,16 @@ inline void forward(Ctx& ctx, floatX* out, real* lse, const floatX* qkv, const f
 }
 inline void backward(Ctx& ctx, const BackwardTensors& x, const AttentionShape& a) {
     on_unit(ctx, [&](const auto& unit) { backward(ctx, unit, x, a); });
+}
+
+// The scratch memory that both need.
+inline size_t scratch_bytes(const Ctx& ctx, const AttentionShape& a) {
+    size_t most = 0;
+    on_unit(ctx, [&](const auto& unit) {
+        using E = typename std::decay_t<decltype(unit)>::Element;
+        most = std::max(ForwardPlan<E>(ctx, a).bytes, BackwardPlan<E>(ctx, a).bytes);
+    });
+    return most;
 }
 
 }  // namespace flash

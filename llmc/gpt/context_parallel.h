@@ -63,6 +63,24 @@ inline void gather_keys(const Pass& p, const floatX* qkv, const AttentionShape& 
 
 }  // namespace detail
 
+// This rank's call of attention that uses the most scratch memory: the later of its chunks, or whole sequences of the heads that
+// it receives (head_exchange.h). shape: of whole sequences, all heads.
+inline AttentionShape largest_call(AttentionShape shape, const Ranks& ranks) {
+    const Axis& cp = ranks.mesh.cp;
+    if (ranks.exchanges_heads) {
+        shape.NH /= cp.size;
+        shape.NKV /= cp.size;
+    } else if (cp.size > 1) {
+        const Zigzag part = {cp};
+        const int chunk = shape.T / part.chunks();
+        shape.B = 1;
+        shape.first = part.chunk_of_half(1) * chunk;
+        shape.T = shape.first + chunk;
+        shape.apart = true;
+    }
+    return shape;
+}
+
 // shape: of all chunks, (2 B, T / 2); so lse is (2 B, NH, T / 2).
 inline void context_attention_forward(const Pass& p, floatX* att, real* lse, const floatX* qkv, const AttentionMask& mask,
                                       const AttentionShape& shape) {

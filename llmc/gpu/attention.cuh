@@ -86,6 +86,8 @@ inline size_t attention_sums([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] c
     return 0;
 }
 
+inline size_t attention_scratch(const Ctx&, const AttentionShape&) { return 0; }
+
 inline void attention_backward(Ctx& ctx, floatX* dqkv, const floatX* dout, const AttentionActs& acts, const AttentionMask& mask,
                                const AttentionShape& shape, real* dq_sums) {
     check_attention_shape(shape);

@@ -60,15 +60,21 @@ public:
         add_on_host_bytes(locked_, purpose, &moment->data, count * moment->element_bytes());
     }
 
-    size_t bytes() const { return backend_.bytes; }
-    size_t bytes_on_host() const { return be::memory_is_host ? backend_.bytes : host_.bytes + locked_.bytes; }
+    // Counts memory that is allocated elsewhere, by the backend.
+    void count(const char* purpose, size_t bytes) {
+        if (bytes) purposes_.emplace_back(purpose, bytes);
+        counted_ += bytes;
+    }
+
+    size_t bytes() const { return backend_.bytes + counted_; }
+    size_t bytes_on_host() const { return be::memory_is_host ? bytes() : host_.bytes + locked_.bytes; }
     // Bytes of the regions that are in host memory in a GPU build; the same value on CPUs.
     size_t bytes_for_host() const { return for_host_; }
     const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
 
     // Fails where allocate() would.
     void check(size_t on_host, const char* advice) const {
-        if (!be::memory_is_host) check_available(backend_.bytes, be::available_memory(), "GPU memory", advice);
+        if (!be::memory_is_host) check_available(bytes(), be::available_memory(), "GPU memory", advice);
         check_available(bytes_on_host(), on_host, "memory", advice);
     }
     // Allocates the memory, zero-filled, and points every slot at its region. If memory does not suffice, fails with advice on
@@ -136,7 +142,7 @@ private:
     }
 
     Pool backend_, host_, locked_;
-    size_t for_host_ = 0;
+    size_t for_host_ = 0, counted_ = 0;
     std::vector<std::pair<std::string, size_t>> purposes_;
     size_t last_ = 0;  // the purpose of the newest region
 };
