@@ -57,7 +57,6 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/gpt/pass.h"                    // Pass, upload, clear_sums, read_sums
 #include "llmc/gpt/head_norms.h"              // head_norms_forward, head_norms_backward
 #include "llmc/gpt/answers.h"                 // compare_answers
-#include "llmc/gpt/head_exchange.h"           // exchanged_attention_forward, exchanged_attention_backward
 #include "llmc/gpt/context_parallel.h"        // context_attention_forward, context_attention_backward
 #include "llmc/gpt/expert_parallel.h"         // dispatch, gather_for_experts, reduce_from_experts
 #include "llmc/gpt/expert_layer.h"            // expert_layer_forward, router_backward, ..., the shared expert
@@ -197,9 +196,8 @@ static void attention_forward(const Pass& p, const Block& b, floatX* att, real* 
         return be::attention_decode(p.ctx, att, cache->of(block, 0), qkv,
                                     {cache->sequences, p.in.positions, window, mask.slopes, b.sinks}, shape);
     }
-    if (p.exchanges_heads()) return exchanged_attention_forward(p, att, lse, qkv, b.sinks, mask, shape);
-    if (p.cut_context()) context_attention_forward(p, att, lse, qkv, mask, shape);
-    else be::attention_forward(p.ctx, att, lse, qkv, mask, shape);
+    if (p.cut_context()) return context_attention_forward(p, att, lse, qkv, b.sinks, mask, shape);
+    be::attention_forward(p.ctx, att, lse, qkv, mask, shape);
     if (b.sinks) be::sinks_forward(p.ctx, att, lse, b.sinks, shape);
 }
 // dqkv is the gradient of queries and keys before their rotation.
@@ -207,13 +205,12 @@ static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, cons
     const int block = b.qkv().block;
     const AttentionMask mask = p.mask(block);
     const AttentionShape shape = p.attention(block);
-    if (b.sinks && !p.exchanges_heads()) be::sinks_backward(p.ctx, b.dsinks, datt, acts, b.sinks, shape);
     if (p.cut_context()) {
-        if (p.exchanges_heads()) exchanged_attention_backward(p, dqkv, b.dsinks, datt, acts, b.sinks, mask, shape);
-        else context_attention_backward(p, dqkv, datt, acts, mask, shape);
-        if (p.rotates(block)) be::rope_backward(p.ctx, dqkv, p.rope(block), shape);
-    } else if (p.rotates(block))
-        be::attention_rope_backward(p.ctx, dqkv, datt, acts, mask, p.rope(block), shape, p.m.a.dq_sums);
+        context_attention_backward(p, dqkv, b.dsinks, datt, acts, b.sinks, mask, shape);
+        return p.rotates(block) ? be::rope_backward(p.ctx, dqkv, p.rope(block), shape) : void();
+    }
+    if (b.sinks) be::sinks_backward(p.ctx, b.dsinks, datt, acts, b.sinks, shape);
+    if (p.rotates(block)) be::attention_rope_backward(p.ctx, dqkv, datt, acts, mask, p.rope(block), shape, p.m.a.dq_sums);
     else be::attention_backward(p.ctx, dqkv, datt, acts, mask, shape, p.m.a.dq_sums);
 }
 

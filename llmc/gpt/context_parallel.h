@@ -1,7 +1,8 @@
-// Attention of sequences whose rows are cut over the ranks of cp (Zigzag, mesh.h). A rank has the queries of its two chunks;
-// keys and values of all ranks are gathered, in backward again, as in the training of Llama 3 (arXiv:2407.21783, 3.3.2). With
-// grouped queries they are a small part of the rows. Masks, ALiBi and rotary positions count rows in the whole sequence. In
-// backward a rank has gradients of all keys and values that its queries see; their sums are reduce-scattered.
+// Attention of sequences whose rows are cut over the ranks of cp (Zigzag, mesh.h), by one of two methods: exchanged heads
+// (head_exchange.h), or gathered keys, as in the training of Llama 3 (arXiv:2407.21783, 3.3.2). There a rank has the queries of
+// its two chunks; keys and values of all ranks are gathered, in backward again. With grouped queries they are a small part of
+// the rows. Masks, ALiBi and rotary positions count rows in the whole sequence. In backward a rank has gradients of all keys and
+// values that its queries see; their sums are reduce-scattered.
 //   all_keys  (cp, B, 2, chunk, 2 NKVl, HS)  as gathered, by rank; in backward then the gradients
 //   keys, dkeys  (2 cp, chunk, 2 NKVl, HS)   of one sequence, in its order
 // Each chunk of queries is a call: its rows, and all keys up to its end.
@@ -11,6 +12,7 @@
 #include "../base/types.h"
 #include "../ops.h"
 #include "../parallel/comm.h"
+#include "head_exchange.h"
 #include "model.h"
 #include "pass.h"
 
@@ -82,8 +84,8 @@ inline AttentionShape largest_call(AttentionShape shape, const Ranks& ranks) {
 }
 
 // shape: of all chunks, (2 B, T / 2); so lse is (2 B, NH, T / 2).
-inline void context_attention_forward(const Pass& p, floatX* att, real* lse, const floatX* qkv, const AttentionMask& mask,
-                                      const AttentionShape& shape) {
+inline void gathered_attention_forward(const Pass& p, floatX* att, real* lse, const floatX* qkv, const floatX* sinks,
+                                       const AttentionMask& mask, const AttentionShape& shape) {
     detail::gather_keys(p, qkv, shape);
     for (int b = 0; b < p.in.B; b++) {
         const detail::CutSequence sequence = {p, shape, b};
@@ -95,12 +97,15 @@ inline void context_attention_forward(const Pass& p, floatX* att, real* lse, con
                                        sequence.shape_of(half));
         }
     }
+    if (sinks) be::sinks_forward(p.ctx, att, lse, sinks, shape);
 }
 
-// sets dqkv, of queries and keys after their rotation.
-inline void context_attention_backward(const Pass& p, floatX* dqkv, const floatX* datt, const AttentionActs& acts,
-                                       const AttentionMask& mask, const AttentionShape& shape) {
+// sets dqkv, of queries and keys after their rotation; adds to dsinks.
+inline void gathered_attention_backward(const Pass& p, floatX* dqkv, real* dsinks, const floatX* datt,
+                                        const AttentionActs& acts, const floatX* sinks, const AttentionMask& mask,
+                                        const AttentionShape& shape) {
     Activations& a = p.m.a;
+    if (sinks) be::sinks_backward(p.ctx, dsinks, datt, acts, sinks, shape);
     detail::gather_keys(p, acts.qkv, shape);
     for (int b = 0; b < p.in.B; b++) {
         const detail::CutSequence sequence = {p, shape, b};
@@ -127,4 +132,15 @@ inline void context_attention_backward(const Pass& p, floatX* dqkv, const floatX
     floatX* const mine = a.all_keys + (size_t)p.in.part.cp.rank * n;
     be::reduce_scatter(p.ctx, p.m.ranks->cp, mine, (const floatX*)a.all_keys, n);
     be::copy_rows(p.ctx, dqkv + shape.output_row(), shape.row() * sizeof(floatX), mine, bytes, bytes, (size_t)p.N());
+}
+
+// Attention of cut sequences, by the method that was chosen.
+inline void context_attention_forward(const Pass& p, floatX* att, real* lse, const floatX* qkv, const floatX* sinks,
+                                      const AttentionMask& mask, const AttentionShape& shape) {
+    (p.exchanges_heads() ? exchanged_attention_forward : gathered_attention_forward)(p, att, lse, qkv, sinks, mask, shape);
+}
+inline void context_attention_backward(const Pass& p, floatX* dqkv, real* dsinks, const floatX* datt, const AttentionActs& acts,
+                                       const floatX* sinks, const AttentionMask& mask, const AttentionShape& shape) {
+    const auto backward = p.exchanges_heads() ? exchanged_attention_backward : gathered_attention_backward;
+    backward(p, dqkv, dsinks, datt, acts, sinks, mask, shape);
 }

@@ -1,4 +1,4 @@
-// The other attention of sequences whose rows are cut over the ranks of cp: --context-parallel-method alltoall, as in
+// Attention of sequences whose rows are cut over the ranks of cp, with --context-parallel-method alltoall, as in
 // DeepSpeed-Ulysses (arXiv:2309.14509). A rank sends the queries, keys and values of its rows to the ranks of their heads, and
 // receives all rows of its own heads, NHl / cp of NHl. Attention then sees whole sequences, with the bits of one rank; the
 // output goes back to the ranks of its rows. In backward qkv, the output and its gradient take the same way, and the gradient
