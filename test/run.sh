@@ -15,6 +15,17 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 export logs
 
+# show_failures LOG: a short log whole; of a long one the lines around its first failures, then its end.
+show_failures() {
+    local lines last=40
+    lines=$(wc -l <"$1")
+    if [[ $lines -gt 240 ]]; then
+        head -n $((lines - last)) "$1" | grep -n -m 8 -B 40 -A 4 -E '^FAILED: |^\[  FAILED  \] .*ms\)$'
+        echo "... the last $last of $lines lines:"
+        tail -n "$last" "$1"
+    else cat "$1"; fi
+}
+
 # run_one TEST: prints a row, and the output if it failed; writes "PASSED FAILED SECONDS CPU-SECONDS NAME" to a file of its
 # own.
 run_one() {
@@ -39,11 +50,11 @@ run_one() {
         sed "s/^\(FAILED: \|\[  FAILED  \] \)*/failed: ${test##*/}: /" >"$log.failed"
     { # written at once, so that parallel tests do not mix
         printf '%-36s %4d passed %3d failed  %6.1f s, %6.1f s of a core\n' "${test##*/}" "$ok" "$bad" "$seconds" "$cpu"
-        [[ $bad == 0 ]] || tail -n 200 "$log"
+        [[ $bad == 0 ]] || show_failures "$log"
     } >"$log.shown"
     flock "$logs" cat "$log.shown"
 }
-export -f run_one
+export -f run_one show_failures
 
 # run_all JOBS TEST...
 run_all() {

@@ -253,6 +253,10 @@ JOBS=1 expect "run.sh: a test that passes" "$scripts"/../test/run.sh first_test.
 says "run.sh: counts" "^2 passed, 0 failed"
 JOBS=1 expect "run.sh: a killed runner is a failure" refused "$scripts"/../test/run.sh first_test.sh second_test.sh third_test.sh
 says "run.sh: counts it" "^1 passed, 1 failed"
+echo 'echo reason; echo "FAILED: early"; seq 1000' >long_test.sh
+JOBS=1 expect "run.sh: an early failure of a long test" refused "$scripts"/../test/run.sh long_test.sh
+says "run.sh: an early failure of a long test: shows the lines around it" "^1-reason"
+says "run.sh: an early failure of a long test: shows its end" "^999$"
 
 if command -v shellcheck >/dev/null; then
     expect "shellcheck" shellcheck -x "$scripts"/common.sh "$scripts"/run_*.sh "$scripts"/slurm/train.sbatch
