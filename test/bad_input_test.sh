@@ -338,7 +338,7 @@ refuse "eval: examples of a text"           "fewshot has no effect without --tas
 refuse "eval: a split of a text"            "split has no effect without --data-path.*HINT"   "$program" eval --model model --text good.txt --split 1,1,0
 refuse "eval: samples of a text"            "max-samples has no effect without --data-path.*HINT" "$program" eval --model model --text good.txt --max-samples 5
 refuse "eval: an encoding of tasks"         "encoding has no effect without --text.*HINT" "$program" eval --model model --tasks none.jsonl --encoding latin1
-refuse "eval: a seed without examples"      "seed has no effect without --num-fewshot.*HINT" "$program" eval --model model --tasks none.jsonl --seed 3
+refuse "eval: a seed of a text"              "seed has no effect without --tasks.*HINT" "$program" eval --model model --text good.txt --seed 3
 refuse "eval: a key of plain text"          "json-keys has no effect: no file of eval --text is JSON, .*HINT: omit it" "$program" eval --model model --text good.txt --json-keys K
 for option in "json-keys text" "on-bad-line fail" "max-bad-lines 3"; do
     # shellcheck disable=SC2086

@@ -5,6 +5,7 @@
 command -v python3 >/dev/null || { echo "ok: skipped, there is no python3"; exit 0; }
 converter=$(realpath "$(dirname "$0")/../dev/data/convert_tasks.py")
 . "$(dirname "$0")/lib.sh"
+allow_mpirun_everywhere
 
 # converts TASK FILE...: the task file equals standard input.
 converts() {
@@ -209,6 +210,58 @@ converts winogender wino.tsv <<'OUT'
 {"context": "The technician told someone that they could pay. ‘They’ refers to the", "choices": [" technician", " someone"], "gold": 1}
 OUT
 
+# DCLM's CORE: a folder of tasks, shuffled as by random.Random(1337); the context of a language modeling task is stripped.
+mkdir -p eval_bundle/eval_data/kinds
+cat >eval_bundle/core.yaml <<'IN'
+icl_tasks:
+-
+  label: city_zeroshot
+  dataset_uri: kinds/city.jsonl
+  num_fewshot: [0]
+  icl_task_type: multiple_choice
+  continuation_delimiter: "\nAnswer: " # separates question and answer
+- label: wino
+  dataset_uri: kinds/wino.jsonl
+  num_fewshot:
+  - 2
+  icl_task_type: schema
+- label: year
+  dataset_uri: kinds/year.jsonl
+  num_fewshot: [3]
+  icl_task_type: language_modeling
+  has_categories: true
+IN
+printf 'Eval Task,Task Category,Random baseline,Description\n' >eval_bundle/eval_meta_data.csv
+printf '%s\n' 'city_zeroshot,x,33.3,"Cities, of kings"' 'wino,x,50,' 'year,x,0,' >>eval_bundle/eval_meta_data.csv
+for i in 1 2 3; do
+    echo "{\"query\": \"In the year $i\", \"choices\": [\"a king\", \"a sheep\", \"a king $i\"], \"gold\": $((i - 1))}" >>eval_bundle/eval_data/kinds/city.jsonl
+    echo "{\"context_options\": [\"The king $i\", \"His son\"], \"continuation\": \"gave it\", \"gold\": $((i % 2))}" >>eval_bundle/eval_data/kinds/wino.jsonl
+done
+for i in 1 2 3 4; do echo "{\"context\": \"in the year $i \", \"continuation\": \"the king\", \"category\": \"kings\"}" >>eval_bundle/eval_data/kinds/year.jsonl; done
+expect "CORE" python3 "$converter" core eval_bundle -o core
+says "a line for each task" "core/year.jsonl: 4 examples"
+cat core/*.jsonl >core.txt
+expect "CORE's lines" diff core.txt - <<'OUT'
+{"context": "In the year 1", "choices": ["a king", "a sheep", "a king 1"], "gold": 0, "target_delimiter": "\nAnswer: ", "core": {"baseline": 0.33299999999999996, "num_fewshot": 0}}
+{"context": "In the year 2", "choices": ["a king", "a sheep", "a king 2"], "gold": 1, "target_delimiter": "\nAnswer: ", "core": {"baseline": 0.33299999999999996, "num_fewshot": 0}}
+{"context": "In the year 3", "choices": ["a king", "a sheep", "a king 3"], "gold": 2, "target_delimiter": "\nAnswer: ", "core": {"baseline": 0.33299999999999996, "num_fewshot": 0}}
+{"contexts": ["The king 1", "His son"], "target": "gave it", "gold": 1, "target_delimiter": " ", "core": {"baseline": 0.5, "num_fewshot": 2}}
+{"contexts": ["The king 2", "His son"], "target": "gave it", "gold": 0, "target_delimiter": " ", "core": {"baseline": 0.5, "num_fewshot": 2}}
+{"contexts": ["The king 3", "His son"], "target": "gave it", "gold": 1, "target_delimiter": " ", "core": {"baseline": 0.5, "num_fewshot": 2}}
+{"context": "in the year 2", "target": "the king", "target_delimiter": " ", "core": {"baseline": 0.0, "num_fewshot": 3}}
+{"context": "in the year 1", "target": "the king", "target_delimiter": " ", "core": {"baseline": 0.0, "num_fewshot": 3}}
+{"context": "in the year 4", "target": "the king", "target_delimiter": " ", "core": {"baseline": 0.0, "num_fewshot": 3}}
+{"context": "in the year 3", "target": "the king", "target_delimiter": " ", "core": {"baseline": 0.0, "num_fewshot": 3}}
+OUT
+sed -i 's/schema/question_answering/' eval_bundle/core.yaml
+refuses "a task of another kind" "core.yaml: wino is of kind question_answering; CORE has multiple_choice" core eval_bundle
+sed -i '/question_answering/d' eval_bundle/core.yaml
+refuses "a task without a kind" "core.yaml: not a task of CORE: .*wino" core eval_bundle
+sed -i '/^wino/d' eval_bundle/eval_meta_data.csv
+sed -i 's/label: wino/&\n  icl_task_type: schema/' eval_bundle/core.yaml
+refuses "a task without a baseline" "eval_meta_data.csv: no line for wino" core eval_bundle
+refuses "a file for the folder" "eval_bundle/core.yaml is no directory" core eval_bundle/core.yaml
+
 # ---- bad input ----
 refuses "another set's file" "lambada.in.jsonl:1: there is no 'goal'" piqa lambada.in.jsonl valid-labels.lst
 refuses "a missing labels file" "two files are needed" piqa valid.jsonl
@@ -245,6 +298,7 @@ setup() {
 }
 expect "a small model" setup
 model=(--model run/latest)
+rejects() { ! "$program" eval "${model[@]}" "$@"; }
 sed -i 's/"max_new_tokens": [0-9]*/"max_new_tokens": 8/' translation.jsonl summary.jsonl
 expect "eval of the others" "$program" eval "${model[@]}" --tasks {cb,copa,multirc,record,rte,wsc,translation,summary,crows-pairs,winogender}.jsonl --micro-batch-size 2 --seq-length 63 --answers answers.jsonl
 for line in "stereotype_gender  *[01]" "acc_gap  *[01]" "(chance 0.5000)"; do says "eval says $line" "$line"; done
@@ -259,7 +313,22 @@ expect "few-shot again" "$program" eval "${model[@]}" --tasks piqa.jsonl --num-f
 grep acc out.txt >second.txt  # expect overwrites out.txt
 expect "the same seed, the same numbers" cmp first.txt second.txt
 expect "few-shot from other files" "$program" eval "${model[@]}" --tasks piqa.jsonl anli.jsonl --num-fewshot 2 --fewshot hellaswag.jsonl boolq.jsonl --max-samples 1
-rejects() { ! "$program" eval "${model[@]}" "$@"; }
+expect "CORE with the solved examples of each task" "$program" eval "${model[@]}" --tasks core/*.jsonl --answers core_answers.jsonl
+for line in "3, each after 2 solved" "4, each after 3 solved" "(chance 0.3330)" "centred  *-\?[01]\." "CORE, 3 of 22 tasks" "CORE  *-\?[01]\.[0-9]*  *(mean"; do
+    says "eval says $line" "$line"
+done
+cp out.txt first.txt
+expect "the choices are in a file" test "$(grep -c '"choice":[0-2],"gold":\[[0-2]\],"log_likelihoods":\[-[0-9.e, -]*\],"tokens":\[[0-9, ]*\]' core_answers.jsonl) $(grep -c '"greedy":' core_answers.jsonl)" == "6 4"
+if command -v mpirun >/dev/null; then
+    expect "CORE on two ranks" mpirun -n 2 --bind-to none "$program" eval "${model[@]}" --tasks core/*.jsonl --tp 2
+    expect "gives the same" diff <(grep -E '^ +(acc|centred|CORE)' first.txt) <(grep -E '^ +(acc|centred|CORE)' out.txt)
+fi
+expect "other solved examples" "$program" eval "${model[@]}" --tasks core/wino.jsonl --num-fewshot 1 --seed 3 --json
+says "one task has a CORE, too" '"core": -\?[01]'
+expect "CORE while training" "$program" train --model run/latest --data-path data --split "1, 0, 0" --train-iters 1 --eval-tasks core/*.jsonl --out trained
+says "its value" "tasks at step 1: .*mean of tasks centred"
+expect "a seed without examples" rejects --tasks piqa.jsonl --seed 3
+says "the message says what to give" "seed has no effect without --num-fewshot"
 expect "too few examples to draw from" rejects --tasks piqa.jsonl --num-fewshot 2
 says "the message says so" "piqa.jsonl has 1 besides the question"
 expect "a file too few" rejects --tasks piqa.jsonl anli.jsonl --num-fewshot 1 --fewshot boolq.jsonl

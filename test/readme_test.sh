@@ -39,6 +39,10 @@ make_files() {
                 '"endings": ["sang.", "swam.", "sank.", "sat."], "label": 0}'
         done >hellaswag_$split.jsonl
     done
+    mkdir -p eval_bundle/eval_data
+    printf '%s\n' icl_tasks: '- label: birds' '  dataset_uri: birds.jsonl' '  num_fewshot: [2]' '  icl_task_type: multiple_choice' >eval_bundle/core.yaml
+    printf '%s\n' 'Eval Task,Random baseline' birds,50 >eval_bundle/eval_meta_data.csv
+    for i in 1 2 3 4; do echo "{\"query\": \"Once $i birds\", \"choices\": [\"sang\", \"sank\"], \"gold\": 0}"; done >eval_bundle/eval_data/birds.jsonl
     awk '/^```toml$/ { on = 1; next } /^```/ { on = 0 } on' "$root/llmc/OPTIONS.md" |
         sed 's/^train-iters = .*/train-iters = 8/' >run.toml
     ln -s "$program" train_gpt

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "../llmc/data/blend.h"
+#include "../llmc/data/python_random.h"
 #include "../llmc/data/sample_order.h"
 #include "../llmc/data/split.h"
 #include "datasets.h"
@@ -14,6 +15,16 @@
 namespace test_sample_order {
 
 using namespace test;
+
+// random.Random(seed).sample(range(n), k)
+TEST(PythonRandom, SamplesAsPython) {
+    using Numbers = std::vector<int64_t>;
+    EXPECT_EQ(PythonRandom(1234).sample(100, 4), (Numbers{99, 56, 14, 0}));
+    EXPECT_EQ(PythonRandom((1ULL << 40) + 7).sample(1000, 6), (Numbers{628, 765, 834, 960, 967, 654}));
+    EXPECT_EQ(PythonRandom(0).sample(21, 21),
+              (Numbers{12, 13, 1, 8, 16, 15, 6, 20, 4, 7, 5, 9, 3, 2, 11, 18, 0, 14, 17, 19, 10}));
+    EXPECT_EQ(PythonRandom(7).sample(1, 1), Numbers{0});
+}
 
 // ---- NumPy's RandomState ---------------------------------------------------------------------------------------------------
 TEST(NumpyRandom, ShufflesAsNumpy) {

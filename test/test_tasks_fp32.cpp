@@ -57,6 +57,31 @@ TEST(ReadTask, AcceptsEachKind) {
     EXPECT_EQ(t.examples[0].solved(), "the end of the cat");
 }
 
+TEST(ReadTask, Core) {
+    const test::TemporaryDirectory dir;
+    const auto line = [](const std::string& keys) { return R"({"context": "a", )" + keys + "}\n"; };
+    const std::string choices = R"("choices": ["b", "c"], "gold": 1, "target_delimiter": " ")",
+                      core = R"(, "core": {"baseline": 0.25, "num_fewshot": 3})";
+    const Task task = task_of(dir, line(choices + core) + line(choices + core));
+    EXPECT_EQ(task.kind, TaskKind::choices);
+    EXPECT_EQ(task.core->baseline, 0.25);
+    EXPECT_EQ(task.core->num_fewshot, 3);
+    EXPECT_EQ(task.examples[0].solved(), "a c");
+    EXPECT_EQ(limited(task, 1).size(), 1);
+    EXPECT_EQ(limited(task, 0).size(), 2);
+    EXPECT_EQ(limited(task, 3).size(), 2);
+    EXPECT_EQ(limited(task_of(dir, line(choices) + line(choices)), 1).size(), 2);  // others keep their solved examples
+    const std::pair<std::string, std::string> bad[] = {
+        {choices + R"(, "core": 1)", "'core' needs 'baseline'"},
+        {choices + R"(, "core": {"baseline": 1, "num_fewshot": 3})", "from 0 to 0.999"},
+        {choices + R"(, "core": {"baseline": 0.5, "num_fewshot": 2.5})", "'num_fewshot', a whole number from 0 to 1000"},
+        {choices + R"(, "group": "x")" + core, "group are not in CORE"},
+        {R"("references": ["b"])" + core, "'core' belongs to choices"},
+        {choices, "differs in kind"}};
+    for (const auto& [keys, part] : bad)
+        test::expect_error([&, keys = keys] { task_of(dir, line(choices + core) + line(keys)); }, {"task.jsonl:2", part});
+}
+
 TEST(ReadTask, WrittenAnswers) {
     const test::TemporaryDirectory dir;
     Task t = task_of(dir, R"({"context": "Q: x\nA:", "references": ["b", ""], "gold": 9})");
@@ -164,6 +189,21 @@ TEST(FewShot, DrawsDifferentExamplesAndNotTheQuestion) {
     test::expect_error([&] { few_shot_prefix(task, 7, 1, 0, false); }, {"7 examples", "has 6"});
 }
 
+// [j for j in range(9) if j != i] sampled by random.Random(1234 + i).
+TEST(FewShot, CoreDrawsAsNanochat) {
+    const test::TemporaryDirectory dir;
+    std::string lines;
+    for (char c = '0'; c < '9'; c++)
+        lines += std::string("{\"context\": \"") + c + R"(", "target": "z", "core": {"baseline": 0, "num_fewshot": 3}})" + "\n";
+    const Task task = task_of(dir, lines);
+    EXPECT_EQ(few_shot_prefix(task, 3, 1234, 0, true), "8z\n\n1z\n\n7z\n\n");
+    EXPECT_EQ(few_shot_prefix(task, 3, 1234, 5, true), "1z\n\n2z\n\n3z\n\n");
+    EXPECT_EQ(few_shot_prefix(task, 3, 1234, 8, true), "1z\n\n4z\n\n2z\n\n");
+    EXPECT_EQ(few_shot_prefix(task, 0, 1234, 8, true), "");
+    EXPECT_EQ(few_shot_prefix(task, 9, 1234, 8, false).size(), 36u);
+    test::expect_error([&] { few_shot_prefix(task, 9, 1234, 8, true); }, {"9 examples", "has 8 besides the question"});
+}
+
 TEST(FewShot, RequestsBeginWithThePrefix) {
     const test::TemporaryDirectory dir;
     const Tokenizer tokenizer = small_tokenizer(dir);
@@ -241,6 +281,44 @@ TEST(MakeRequest, FollowsTheTokenizersTemplate) {
     for (const char* context : {"", "\n"}) EXPECT_EQ(make_request(tokenizer, context, " sat", 100).tokens[0], 0);
     EXPECT_EQ(make_request(tokenizer, "", "<|endoftext|> sat", 100).tokens, with_first(sat));
     EXPECT_EQ(tokenizer.encode_prompt("the cat sat"), with_first(plain));
+}
+
+// The scored tokens of a task of CORE are found in whole prompts. "the", " cat", " sat", " dog", " on" are tokens.
+TEST(MakeRequest, CoreScoresWhereThePromptsDiffer) {
+    const test::TemporaryDirectory dir;
+    const Tokenizer tokenizer = small_tokenizer(dir);
+    const auto core = [&](const std::string& keys, int T = 100) {
+        const Task task = task_of(dir, "{" + keys + R"(, "core": {"baseline": 0, "num_fewshot": 0}})");
+        return make_core_requests(tokenizer, task.kind, task.examples[0], "the\n\n", T);
+    };
+    const auto scored = [&](const std::vector<Request>& requests) {
+        Texts texts;
+        for (const Request& r : requests) {
+            EXPECT_EQ(r.problem, "");
+            EXPECT_EQ(r.tokens[0], tokenizer.bos_id());
+            texts.push_back(tokenizer.decode({r.tokens.end() - r.n_scored, r.tokens.end()}));
+        }
+        return texts;
+    };
+    const auto problem = [](const std::vector<Request>& requests) { return requests.back().problem; };
+    EXPECT_EQ(scored(core(R"("context": "the", "choices": ["dog on", "dog sat on"], "gold": 0, "target_delimiter": " ")")),
+              (Texts{" on", " sat on"}));
+    EXPECT_EQ(scored(core(R"("context": "the", "choices": ["dog", "dog on"], "gold": 0, "target_delimiter": " ")")),
+              (Texts{" dog", " dog on"}));  // the second starts with the first
+    EXPECT_EQ(scored(core(R"("context": "the ", "choices": [" a", " a"], "gold": 0)")), (Texts{"a", "a"}));  // equal
+    EXPECT_EQ(scored(core(R"("contexts": ["the dog", "the log cat"], "target": "sat on", "gold": 0, "target_delimiter": " ")")),
+              (Texts{" sat on", " sat on"}));
+    EXPECT_EQ(scored(core(R"("contexts": ["the cat", "the dog cat"], "target": " sat", "gold": 0)")),
+              (Texts{" cat sat", " cat sat"}));
+    EXPECT_EQ(scored(core(R"("context": "the dog", "target": "sat on", "target_delimiter": " ")")), Texts{" sat on"});
+    EXPECT_EQ(scored(core(R"("context": "the dog", "target": "5", "target_delimiter": "\nA: ")")), Texts{" 5"});
+    EXPECT_EQ(scored(core(R"("context": "<|endoftext|>", "target": " sat")")), Texts{" sat"});  // plain text
+    EXPECT_NE(problem(core(R"("context": "t", "target": "he")")).find("merges into"), std::string::npos);
+    EXPECT_NE(problem(core(R"("contexts": ["the", "dog"], "target": " dog sat on", "gold": 0)", 3)).find("3 of its tokens"),
+              std::string::npos);
+    const Request cut = core(R"("context": "the dog", "target": " sat")", 3)[0];
+    EXPECT_TRUE(cut.truncated);
+    EXPECT_EQ(tokenizer.decode(cut.tokens), "the dog sat");
 }
 
 TEST(TextRequests, CoverTheTextAndItsTail) {
@@ -341,6 +419,24 @@ TEST(Metrics, LastWordAndContexts) {
     ASSERT_EQ(c.size(), 1u);
     EXPECT_DOUBLE_EQ(c[0].value, 1);
     EXPECT_TRUE(std::isnan(c[0].error));
+}
+
+// Tasks of CORE compare log p per token, and say what accuracy counts as 0.
+TEST(Metrics, CoreDividesByTokens) {
+    const test::TemporaryDirectory dir;
+    const std::string line =
+        R"({"context": "a", "choices": ["bcdefgh", "b"], "gold": 1, "core": {"baseline": 0.2, "num_fewshot": 0}})"
+        "\n";
+    const Task task = task_of(dir, line + line + line);
+    const std::vector<Metric> m = task_metrics(
+        task, {0, 1, 2}, {{-4, true, 2}, {-3, true, 1}, {-4, true, 1}, {-6, true, 2}, {-2, true, 2}, {-3, true, 3}});
+    ASSERT_EQ(m.size(), 1u);
+    EXPECT_DOUBLE_EQ(m[0].value, 1 / 3.0);  // the last is a tie, which goes to the first
+    EXPECT_NEAR(*centred_accuracy(task, {0, 1, 2}, m), (1 / 3.0 - 0.2) / 0.8, 1e-15);
+    const Task last = task_of(dir, R"({"context": "a", "target": "b", "core": {"baseline": 0, "num_fewshot": 0}})");
+    EXPECT_EQ(task_metrics(last, {0}, {{-1, true, 1}}).size(), 1u);
+    EXPECT_EQ(task_metrics(last, {0}, {{-1, true, 1}})[0].value, 1);
+    EXPECT_EQ(task_metrics(last, {0}, {{-1, false, 1}})[0].value, 0);
 }
 
 TEST(Metrics, SeveralGoldsGroupsAndShares) {

@@ -2,15 +2,17 @@
 """Converts published evaluation sets to task files for `train_gpt eval --tasks`.
 
     dev/data/convert_tasks.py hellaswag hellaswag_val.jsonl -o hellaswag.jsonl
+    dev/data/convert_tasks.py core eval_bundle -o core
 
 Reads the files as published by their authors, downloads nothing and needs only Python's standard library. Prompts are from
-EleutherAI's lm-evaluation-harness (for HANS, which it lacks, from the MT-NLG article), so that numbers are comparable. The
-output format is described in README.md in this directory.
+EleutherAI's lm-evaluation-harness (for HANS, which it lacks, from the MT-NLG article; for CORE, DCLM's), so that numbers are
+comparable. The output format is described in README.md in this directory.
 """
 import argparse
 import csv
 import json
 import os
+import random
 import re
 import string
 import sys
@@ -345,10 +347,90 @@ TASKS = {
 }
 
 
-def convert(task, paths):
+# ---- DCLM's CORE: a folder of tasks ------------------------------------------------------------------------------------------
+
+# The example of a record of each kind; the delimiter is inserted when the task is read.
+CORE_KINDS = {
+    "multiple_choice": lambda r: {"context": r["query"], "choices": r["choices"], "gold": r["gold"]},
+    "schema": lambda r: {"contexts": r["context_options"], "target": r["continuation"], "gold": r["gold"]},
+    "language_modeling": lambda r: {"context": r["context"].strip(), "target": r["continuation"]},
+}
+
+
+def core_yaml(path):
+    """The list icl_tasks, in the part of YAML that core.yaml uses; Python has no reader."""
+    def scalar(text):
+        if text[:1] in ('"', "["):
+            return json.JSONDecoder().raw_decode(text)[0]
+        quoted = re.match(r"'((?:[^']|'')*)'", text)
+        return quoted[1].replace("''", "'") if quoted else text.partition(" #")[0].strip()
+
+    tasks, first, key = [], None, None
+    for where, line in lines(path):
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        if text.startswith("#") or (first is None and not text.startswith("-")):
+            continue
+        if text.startswith("-"):
+            first = indent if first is None else first
+            text = text[1:].strip()
+            if indent > first and isinstance(tasks[-1].get(key), list):
+                tasks[-1][key].append(int(text) if text.isdigit() else scalar(text))
+                continue
+            tasks.append({})
+        elif indent <= first:
+            break
+        if text and not text.startswith("#"):
+            key, colon, value = text.partition(":")
+            value = value.strip()
+            try:
+                tasks[-1][key] = scalar(value) if value and not value.startswith("#") else []
+            except ValueError as error:
+                raise BadInput(f"{where}: {text!r} is no value: {error}") from error
+            if not colon:
+                raise BadInput(f"{where}: {text!r} is no KEY: VALUE")
+    if not tasks:
+        raise BadInput(f"{path} has no list 'icl_tasks'")
+    return tasks
+
+
+def core_tasks(bundle):
+    """Yields (label, file, keys of each line, prompt) of the tasks in core.yaml."""
+    meta = os.path.join(bundle, "eval_meta_data.csv")
+    baselines = {row.get("Eval Task"): row.get("Random baseline") for _, row in table(",")([meta])}
+    path = os.path.join(bundle, "core.yaml")
+    for task in core_yaml(path):
+        try:
+            label, kind = task["label"], task["icl_task_type"]
+            if kind not in CORE_KINDS:
+                raise BadInput(f"{path}: {label} is of kind {kind}; CORE has {', '.join(CORE_KINDS)}")
+            if label not in baselines:
+                raise BadInput(f"{meta}: no line for {label}")
+            keys = {"target_delimiter": task.get("continuation_delimiter", " "),
+                    "core": {"baseline": 0.01 * float(baselines[label]), "num_fewshot": task["num_fewshot"][0]}}
+            yield label, os.path.join(bundle, "eval_data", task["dataset_uri"]), keys, CORE_KINDS[kind]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise BadInput(f"{path}: not a task of CORE: {task}: {error!r}") from error
+
+
+def convert_core(bundle, output):
+    """The questions are shuffled as in nanochat, so that the first N of each file are its N."""
+    if not os.path.isdir(bundle):
+        raise BadInput(f"{bundle} is no directory; core reads the one with core.yaml, eval_meta_data.csv and eval_data")
+    tasks = list(core_tasks(bundle))
+    os.makedirs(output, exist_ok=True)
+    for label, path, keys, prompt in tasks:
+        records = list(json_lines([path]))
+        random.Random(1337).shuffle(records)
+        name = os.path.join(output, label + ".jsonl")
+        print(f"{name}: {write(name, convert(label, records, lambda record: prompt(record) | keys))} examples")
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------------------
+
+
+def convert(task, records, prompt):
     """Yields lines of output."""
-    read, prompt, _ = TASKS[task]
-    for where, record in read(paths):
+    for where, record in records:
         try:
             example = prompt(record)
             gold = example.get("gold", 0)
@@ -389,15 +471,22 @@ def write(path, converted):
 
 def main():
     files = "\n".join(f"  {name:12}{published}" for name, (_, _, published) in TASKS.items())
+    files += "\n  core        eval_bundle, a directory with core.yaml, eval_meta_data.csv and eval_data"
     parser = argparse.ArgumentParser(
         description=__doc__, epilog="tasks and their files:\n" + files, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("task", choices=TASKS, metavar="TASK", help="one of the tasks below")
+    parser.add_argument("task", choices=[*TASKS, "core"], metavar="TASK", help="one of the tasks below")
     parser.add_argument("files", nargs="+", metavar="FILE", help="the published files, see below")
-    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="task file to write (.jsonl)")
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="task file to write (.jsonl); of core, a directory")
     arguments = parser.parse_args()
     try:
-        count = write(arguments.output, convert(arguments.task, arguments.files))
+        if arguments.task == "core":
+            if len(arguments.files) != 1:
+                parser.error("core reads one directory")
+            convert_core(arguments.files[0], arguments.output)
+            return
+        read, prompt, _ = TASKS[arguments.task]
+        count = write(arguments.output, convert(arguments.task, read(arguments.files), prompt))
     except (BadInput, OSError, UnicodeDecodeError) as error:
         sys.exit(f"error: {error}")
     print(f"{arguments.output}: {count} examples")

@@ -56,6 +56,7 @@ else stage dpo with torch trl -- "$here/test_dpo.py" "$fp32"; fi
 stage gguf with_transformers torch gguf llama-cpp-python -- "$here/test_gguf.py" "$fp32"
 stage serve with openai -- "$here/test_serve.py" "$fp32"
 stage harness with torch 'lm-eval[hf]==0.4.13' -- "$here/test_harness.py" "$fp32"
+stage core with_transformers torch -- "$here/test_core.py" "$fp32"
 stage text-metrics with sacrebleu rouge-score -- "$here/test_text_metrics.py" "$fp32"
 stage curate with datatrove -- "$here/test_curate.py" "$fp32"
 stage tensorboard with tensorboard -- "$here/test_tensorboard.py" "$fp32"

@@ -27,6 +27,18 @@
 //
 // Few-shot: K solved examples and the question, joined by blank lines. The choice of examples is a function of only seed and
 // example. Errors in a task file name FILE:LINE.
+//
+// "core": {"baseline": b, "num_fewshot": K} in every line of the first three kinds makes it a task of DCLM's CORE (Li et al.,
+// arXiv:2406.11794), scored as in nanochat (karpathy/nanochat, core_eval.py), so that the number is comparable with published
+// ones. The prompt is the token that starts a document and the text's tokens, without a template; question number i has the
+// solved examples random.Random(seed + i).sample(..., K) of Python. Whole prompts are tokenized, and the scored tokens are
+//   choices      all after the longest common start of the prompts
+//   contexts     the longest common end of the prompts
+//   last word    all after the tokens of the prompt without its target and white space at its end
+// and the only metric is
+//   acc          fraction of examples in which a gold choice has the largest mean log p per token; last word: as above
+//   centred      (acc - b) / (1 - b); CORE is its mean over 22 tasks
+// If another choice starts with all tokens of a choice, none of its tokens would remain: scoring then starts one earlier.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -46,10 +58,19 @@
 #include "../base/text.h"
 #include "../base/unicode.h"
 #include "../text/text_format.h"
+#include "python_random.h"
 #include "text_metrics.h"
 #include "../tokenizer/tokenizer.h"
 
 enum class TaskKind { choices, contexts, last_word, written };
+
+// A task of CORE.
+struct CoreSettings {
+    double baseline = 0;  // accuracy that counts as 0
+    int num_fewshot = 0;
+
+    bool operator==(const CoreSettings& other) const { return baseline == other.baseline && num_fewshot == other.num_fewshot; }
+};
 
 // Properties shared by all examples of a task.
 struct TaskForm {
@@ -57,9 +78,11 @@ struct TaskForm {
     std::string share_of{};              // the property of gold choices, if they are not right answers
     std::vector<std::string> metrics{};  // for generative tasks
     bool stemmer = false;
+    std::optional<CoreSettings> core{};
 
     bool operator==(const TaskForm& other) const {
-        return std::tie(kind, share_of, metrics, stemmer) == std::tie(other.kind, other.share_of, other.metrics, other.stemmer);
+        return std::tie(kind, share_of, metrics, stemmer, core) ==
+               std::tie(other.kind, other.share_of, other.metrics, other.stemmer, other.core);
     }
 };
 
@@ -119,6 +142,7 @@ public:
                                  : TaskKind::last_word;
         TaskExample e;
         e.contexts = contexts ? texts("contexts", 2, true) : std::vector{text(j_["context"], "'context'", true)};
+        if (has("core")) form.core = core_settings(references);
         if (references) {
             read_written(e, form);
             return e;
@@ -170,6 +194,22 @@ private:
         return found;
     }
 
+    CoreSettings core_settings(bool generative) const {
+        const auto& core = j_["core"];
+        if (generative || has("share_of") || has("group"))
+            fail("%s: 'core' belongs to choices, contexts or a target; references, share_of and group are not in CORE", where_);
+        CoreSettings settings;
+        const auto number = [&](const char* key, double most, bool whole) {
+            const nlohmann::json value = core.is_object() ? core.value(key, nlohmann::json()) : nlohmann::json();
+            if (!(whole ? value.is_number_integer() : value.is_number()) || value < 0 || value > most)
+                fail("%s: 'core' needs '%s', a %snumber from 0 to %g", where_, key, whole ? "whole " : "", most);
+            return value.get<double>();
+        };
+        settings.baseline = number("baseline", 0.999, false);
+        settings.num_fewshot = (int)number("num_fewshot", 1000, true);
+        return settings;
+    }
+
     void read_written(TaskExample& e, TaskForm& form) const {
         e.continuations = texts("references", 1, true);
         e.stops = has("until") ? texts("until", 1, true) : std::vector<std::string>{"\n"};
@@ -218,10 +258,16 @@ inline Task read_task(const std::string& file) {
         task.examples.back().line = line;
         if (task.size() == 1) static_cast<TaskForm&>(task) = form;
         if (!(form == task))
-            fail("%s differs in kind from %s; HINT: one kind per file, with the same metrics, stemmer and share_of",
+            fail("%s differs in kind from %s; HINT: one kind per file, with the same metrics, stemmer, share_of and core",
                  where.c_str(), task.where(task.examples[0]).c_str());
     }
     if (task.examples.empty()) fail("%s holds no examples", file.c_str());
+    return task;
+}
+
+// A task of CORE of at most n questions; 0: all. Its solved examples are then drawn from these, as in nanochat.
+inline Task limited(Task task, int64_t n) {
+    if (task.core && n > 0 && n < task.size()) task.examples.resize((size_t)n);
     return task;
 }
 
@@ -233,14 +279,18 @@ inline std::string few_shot_prefix(const Task& pool, int K, uint64_t seed, int64
         fail("%d examples before each question were requested, but %s has %lld%s", K, pool.file.c_str(),
              (long long)(pool.size() - same), same ? " besides the question" : "");
     std::vector<int64_t> drawn;
-    std::string prefix;
+    if (pool.core && K > 0) {
+        drawn = PythonRandom(seed + (uint64_t)number).sample(pool.size() - same, K);
+        for (int64_t& i : drawn) i += same && i >= number;  // of all examples but the question
+    }
     for (uint64_t draw = 0; (int)drawn.size() < K; draw++) {
         const double uniform = uniform_at(seed, RngPurpose::sampling, (uint32_t)number, draw);
         const int64_t i = (int64_t)(uniform * (double)pool.size());
         if ((same && i == number) || std::find(drawn.begin(), drawn.end(), i) != drawn.end()) continue;
         drawn.push_back(i);
-        prefix += pool.examples[i].solved() + "\n\n";
     }
+    std::string prefix;
+    for (const int64_t i : drawn) prefix += pool.examples[i].solved() + "\n\n";
     return prefix;
 }
 
@@ -297,6 +347,46 @@ inline Request make_request(const Tokenizer& tokenizer, const std::string& conte
     return r;
 }
 
+// The requests of an example of CORE after solved ones.
+inline std::vector<Request> make_core_requests(const Tokenizer& tokenizer, TaskKind kind, const TaskExample& e,
+                                               const std::string& prefix, int T) {
+    const auto tokens_of = [&](std::string_view text) {
+        std::vector<int> tokens;
+        if (tokenizer.bos_id() >= 0) tokens.push_back(tokenizer.bos_id());
+        tokenizer.encode_append(text, tokens);
+        return tokens;
+    };
+    std::vector<Request> requests((size_t)e.n_choices());
+    std::vector<std::vector<int>> texts;
+    for (int k = 0; k < e.n_choices(); k++) {
+        requests[k].tokens = tokens_of(prefix + e.context(k) + e.continuation(k));
+        texts.push_back(requests[k].tokens);
+    }
+    if (kind == TaskKind::last_word) {
+        const std::string context = prefix + e.context(0) + e.continuation(0).substr(0, e.delimiter.value_or(0));
+        texts.push_back(tokens_of(without_trailing_space(context)));
+    }
+    size_t shortest = texts[0].size(), shared = 0;
+    for (const auto& text : texts) shortest = std::min(shortest, text.size());
+    const auto all_equal = [&](size_t i) {  // the i-th token from the start, or from the end
+        return std::all_of(texts.begin(), texts.end(), [&](const std::vector<int>& text) {
+            return kind == TaskKind::contexts ? text.rbegin()[i] == texts[0].rbegin()[i] : text[i] == texts[0][i];
+        });
+    };
+    while (shared < shortest && all_equal(shared)) shared++;
+    const bool merges = kind == TaskKind::last_word && (shared < texts[1].size() || shared == texts[0].size());
+    if (kind != TaskKind::last_word) shared = std::min(shared, shortest - 1);
+    for (Request& r : requests) {
+        r.n_scored = (int)(kind == TaskKind::contexts ? shared : r.tokens.size() - shared);
+        if (merges || r.n_scored == 0) r.problem = "its continuation merges into the context's last token";
+        else if (r.n_scored == (int)r.tokens.size()) r.problem = no_first_token;
+        else if (r.n_scored >= T)
+            r.problem = format("%d of its tokens are scored; the model's maximum is %d", r.n_scored, T - 1);
+        if (r.problem.empty()) cut_beginning(r, T);
+    }
+    return requests;
+}
+
 // The prompt of a generative task, unchanged, in sequences of T tokens including the answer.
 inline Request make_prompt(const Tokenizer& tokenizer, const std::string& context, int max_new_tokens, int T) {
     Request r;
@@ -324,14 +414,14 @@ inline TaskRequests make_requests(const Tokenizer& tokenizer, const Task& task, 
         const TaskExample& e = task.examples[i];
         const std::string prefix = K > 0 ? few_shot_prefix(pool ? *pool : task, K, seed, i, !pool) : "";
         std::vector<Request> choices;
+        if (task.core) choices = make_core_requests(tokenizer, task.kind, e, prefix, T);
+        else if (task.kind == TaskKind::written) choices = {make_prompt(tokenizer, prefix + e.context(0), e.max_new_tokens, T)};
+        else
+            for (int k = 0; k < e.n_choices() && (k == 0 || choices.back().problem.empty()); k++)
+                choices.push_back(make_request(tokenizer, prefix + e.context(k), e.continuation(k), T));
         std::string problem;
-        const bool written = task.kind == TaskKind::written;
-        for (int k = 0; k < (written ? 1 : e.n_choices()) && problem.empty(); k++) {
-            const std::string context = prefix + e.context(k);
-            choices.push_back(written ? make_prompt(tokenizer, context, e.max_new_tokens, T)
-                                      : make_request(tokenizer, context, e.continuation(k), T));
-            problem = choices.back().problem;
-        }
+        for (const Request& r : choices)
+            if (problem.empty()) problem = r.problem;
         if (problem.empty()) {
             all.examples.push_back(i);
             all.requests.insert(all.requests.end(), choices.begin(), choices.end());
@@ -361,6 +451,7 @@ inline std::vector<Request> text_requests(const std::vector<int>& tokens, int T)
 struct Score {
     double log_likelihood = 0;  // sum over the scored tokens
     bool greedy = true;         // each scored token was the most likely one
+    int tokens = 0;             // that were scored
 };
 
 struct Metric {
@@ -390,6 +481,27 @@ inline void add_groups(const Task& task, const std::vector<int64_t>& examples, c
     metrics.push_back(gap);
 }
 
+// The choice with the largest log p / size(k); ties go to the first.
+template <class F>
+int best_choice(const Task& task, const TaskExample& e, const Score* scores, F size) {
+    int best = 0;
+    double highest = 0;
+    for (int k = 0; k < e.n_choices(); k++) {
+        const double s = scores[k].log_likelihood;
+        if (!std::isfinite(s)) fail("the model gives %s a log-likelihood of %g", task.where(e).c_str(), s);
+        const double normalized = s / (double)size(k);
+        if (k == 0 || normalized > highest) {
+            best = k;
+            highest = normalized;
+        }
+    }
+    return best;
+}
+// The choice that `acc` compares.
+inline int chosen(const Task& task, const TaskExample& e, const Score* scores) {
+    return best_choice(task, e, scores, [&](int k) { return task.core ? scores[k].tokens : 1; });
+}
+
 // scores: one per choice of these examples.
 inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int64_t>& examples,
                                         const std::vector<Score>& scores) {
@@ -397,34 +509,24 @@ inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int6
     size_t first = 0;
     for (int64_t i : examples) {
         const TaskExample& e = task.examples[i];
-        // True if a gold choice has the largest log p / size.
+        const Score* const own = scores.data() + first;
         const auto gold_is_best = [&](auto size) {
-            int best = 0;
-            double highest = 0;
-            for (int k = 0; k < e.n_choices(); k++) {
-                const double s = scores[first + k].log_likelihood;
-                if (!std::isfinite(s)) fail("the model gives %s a log-likelihood of %g", task.where(e).c_str(), s);
-                const double normalized = s / (double)size(e.counted(k));
-                if (k == 0 || normalized > highest) {
-                    best = k;
-                    highest = normalized;
-                }
-            }
-            return e.is_gold(best) ? 1.0 : 0.0;
+            return (double)e.is_gold(best_choice(task, e, own, [&](int k) { return size(e.counted(k)); }));
         };
-        const double plain = gold_is_best([](std::string_view) { return 1; });
         if (task.kind == TaskKind::choices) {
             correct_characters.push_back(gold_is_best(count_characters));
             correct_bytes.push_back(gold_is_best([](std::string_view s) { return s.size(); }));
         }
-        correct.push_back(task.kind == TaskKind::last_word ? (double)scores[first].greedy : plain);
-        log_likelihood.push_back(scores[first].log_likelihood);
+        const bool best = e.is_gold(chosen(task, e, own));
+        correct.push_back(task.kind == TaskKind::last_word ? own->greedy : best);
+        log_likelihood.push_back(own->log_likelihood);
         first += (size_t)e.n_choices();
     }
     CHECK(first == scores.size(), "%zu scores for %zu choices", scores.size(), first);
     const std::string share = task.share_of.empty() ? "acc" : task.share_of;
     std::vector<Metric> metrics = {mean_metric(share, correct)};
     add_groups(task, examples, correct, share, metrics);
+    if (task.core) return metrics;
     if (task.kind == TaskKind::choices && task.share_of.empty()) {
         metrics.push_back(mean_metric("acc_norm", correct_characters));
         metrics.push_back(mean_metric("acc_bytes", correct_bytes));
@@ -477,12 +579,12 @@ inline std::vector<Metric> answer_metrics(const Task& task, const std::vector<in
 
 // ---- several tasks ---------------------------------------------------------------------------------------------------------
 // Accuracy above chance, as averaged over tasks in DCLM's CORE (Li et al., arXiv:2406.11794): (acc - chance) / (1 - chance), 0
-// for guesses and 1 for all right. chance: 0 for a last word and for exact matches of generative tasks. Nothing for tasks
-// without an accuracy.
+// for guesses and 1 for all right. chance: a task of CORE says it; else 0 for a last word and for exact matches of generative
+// tasks. Nothing for tasks without an accuracy.
 inline std::optional<double> centred_accuracy(const Task& task, const std::vector<int64_t>& examples,
                                               const std::vector<Metric>& metrics) {
-    double chance = 0;
-    if (task.kind == TaskKind::choices || task.kind == TaskKind::contexts)
+    double chance = task.core ? task.core->baseline : 0;
+    if (!task.core && (task.kind == TaskKind::choices || task.kind == TaskKind::contexts))
         for (int64_t i : examples) chance += task.examples[i].chance() / (double)examples.size();
     for (const Metric& metric : metrics)
         if (metric.name == (task.kind == TaskKind::written ? "exact_match" : "acc") && chance < 1)

@@ -135,6 +135,7 @@ std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int 
             const int dp_rank = (int)(i % replicas) * (mesh.dp.size / copies.size) + part;
             const Score& s = all[(size_t)mesh.rank_of(mesh.pp.size - 1, dp_rank, 0) * scores.size() + by_length[i]];
             sum.log_likelihood += s.log_likelihood;
+            sum.tokens += s.tokens;
             sum.greedy = sum.greedy && s.greedy;
         }
     }
@@ -175,8 +176,9 @@ inline std::vector<int> most_likely_tokens(be::Ctx& ctx, Ranks& ranks, const Loc
 inline Table task_table(const Task& task, const TaskRequests& all, const std::vector<Metric>& metrics, int num_fewshot) {
     const std::vector<Request>& requests = all.requests;
     const int64_t n = (int64_t)all.examples.size();
-    double chance = 0;  // accuracy of random guessing
-    for (int64_t i : all.examples) chance += task.examples[i].chance() / (double)n;
+    double chance = task.core ? task.core->baseline : 0;  // accuracy of random guessing
+    if (!task.core)
+        for (int64_t i : all.examples) chance += task.examples[i].chance() / (double)n;
     const auto truncated = std::count_if(requests.begin(), requests.end(), [](const Request& r) { return r.truncated; });
     Table table;
     table.section(task.file);
@@ -196,6 +198,11 @@ inline Table task_table(const Task& task, const TaskRequests& all, const std::ve
         const bool chosen = (task.kind == TaskKind::choices || task.kind == TaskKind::contexts) && !gap;
         table.row(metric.name, text(metric.value) + error, chosen ? "(chance " + text(chance) + ")" : "");
         table.exact({{"value", metric.value}, {"error", metric.error}});
+    }
+    if (task.core) {
+        const double centred = *centred_accuracy(task, all.examples, metrics);
+        table.row("centred", format("%.4f", centred), "((acc - chance) / (1 - chance))");
+        table.exact(centred);
     }
     return table;
 }
@@ -265,7 +272,7 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
     const std::tuple<bool, const char*, const char*> rows[] = {
         {o.tasks.empty() && o.num_fewshot, "--num-fewshot", "--tasks"},
         {o.tasks.empty() && !o.fewshot.empty(), "--fewshot", "--tasks"},
-        {o.num_fewshot == 0 && given("seed"), "--seed", "--num-fewshot"},
+        {o.tasks.empty() && given("seed"), "--seed", "--tasks"},
         {o.data_path.empty() && given("split"), "--split", "--data-path"},
         {no_text && given("format"), "--format", "--text"},
         {no_text && given("json-keys"), "--json-keys", "--text"},
@@ -284,7 +291,6 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
                 "--tasks has '%s', which is no file; HINT: %s.jsonl, made by dev/data/convert_tasks.py from the published "
                 "files",
                 file.c_str(), file.c_str());
-    refuse_without(!o.fewshot.empty() && o.num_fewshot == 0, "--fewshot", "--num-fewshot, how many examples to draw from it");
     if (!o.fewshot.empty() && o.fewshot.size() != o.tasks.size())
         fail_usage("--fewshot has %zu files, --tasks %zu; give one per task", o.fewshot.size(), o.tasks.size());
 }
@@ -297,10 +303,18 @@ struct TaskFile {
     Task task;
     std::optional<Task> pool;
 };
+// The number of solved examples before a question: a task of CORE has its own.
+inline int solved_examples(const Task& task, const EvalOptions& o) {
+    return task.core && !o.given.count("num-fewshot") ? task.core->num_fewshot : o.num_fewshot;
+}
 inline std::vector<TaskFile> read_tasks(const EvalOptions& o) {
     std::vector<TaskFile> files;
-    for (const std::string& file : o.tasks) files.push_back({read_task(file), {}});
+    for (const std::string& file : o.tasks) files.push_back({limited(read_task(file), o.max_samples), {}});
     for (size_t i = 0; i < o.fewshot.size() && i < files.size(); i++) files[i].pool = read_task(o.fewshot[i]);
+    const auto draws = [&](const TaskFile& f) { return solved_examples(f.task, o) > 0; };
+    if (std::any_of(files.begin(), files.end(), draws)) return files;
+    refuse_idle(o.given.count("seed") > 0, "--seed", "--num-fewshot");
+    refuse_without(!o.fewshot.empty(), "--fewshot", "--num-fewshot, how many examples to draw from it");
     return files;
 }
 
@@ -308,6 +322,23 @@ inline bool any_written(const std::vector<TaskFile>& tasks) {
     return std::any_of(tasks.begin(), tasks.end(), [](const TaskFile& t) { return t.task.kind == TaskKind::written; });
 }
 
+// The model's choices as lines of JSON, with the numbers that decide.
+inline std::string score_lines(const Task& task, const TaskRequests& all, const std::vector<Score>& scores) {
+    std::string lines;
+    const Score* own = scores.data();
+    for (const int64_t i : all.examples) {
+        const TaskExample& e = task.examples[i];
+        nlohmann::ordered_json line = {{"task", task.file}, {"line", e.line}};
+        if (e.n_choices() > 1) line.update({{"choice", chosen(task, e, own)}, {"gold", e.golds}});
+        else line["greedy"] = own->greedy;
+        for (int k = 0; k < e.n_choices(); k++, own++) {
+            line["log_likelihoods"].push_back(own->log_likelihood);
+            line["tokens"].push_back(own->tokens);
+        }
+        lines += json_text(line) + "\n";
+    }
+    return lines;
+}
 // The answers to a task as lines of JSON.
 inline std::string answer_lines(const Task& task, const TaskRequests& all, const std::vector<std::string>& answers) {
     std::string lines;
@@ -326,18 +357,18 @@ struct TaskFunctions {
     std::function<std::optional<std::vector<Score>>(const std::vector<Request>&, Progress*)> score;
     std::function<std::optional<std::vector<std::string>>(const Task&, const TaskRequests&, Progress*)> answer;
 
-    // on_answers: called with the answers, if there are any.
-    template <class F>
+    // lines: set to the answers as lines of JSON, unless null.
     std::optional<std::vector<Metric>> measure(const Task& task, const TaskRequests& all, Progress* progress,
-                                               F on_answers) const {
+                                               std::string* lines) const {
         if (task.kind != TaskKind::written) {
             const auto scores = score(all.requests, progress);
             if (!scores) return {};
+            if (lines) *lines = score_lines(task, all, *scores);
             return task_metrics(task, all.examples, *scores);
         }
         const auto answers = answer(task, all, progress);
         if (!answers) return {};
-        on_answers(*answers);
+        if (lines) *lines = answer_lines(task, all, *answers);
         return answer_metrics(task, all.examples, *answers);
     }
 };
@@ -347,11 +378,13 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
                            bool main_rank, const TaskFunctions& functions) {
     nlohmann::ordered_json results;
     std::vector<double> centred;
+    const bool core = std::all_of(files.begin(), files.end(), [](const TaskFile& f) { return f.task.core.has_value(); });
     std::optional<FileWriter> writer;
     if (main_rank && !o.answers.empty()) writer.emplace(o.answers);  // fails here, before all the work
     for (const TaskFile& file : files) {
         const Task& task = file.task;
-        const TaskRequests all = make_requests(tokenizer, task, file.pool ? &*file.pool : nullptr, o.num_fewshot,
+        const int num_fewshot = solved_examples(task, o);
+        const TaskRequests all = make_requests(tokenizer, task, file.pool ? &*file.pool : nullptr, num_fewshot,
                                                (uint64_t)o.seed, limited(task.size(), o), T);
         const bool written = task.kind == TaskKind::written;
         int64_t tokens = 0;
@@ -360,28 +393,27 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
         if (main_rank)
             progress.emplace(std::filesystem::path(task.file).stem().string(), written ? (int64_t)all.requests.size() : tokens,
                              written ? "answers" : "tokens");
-        const std::vector<Metric> metrics = functions
-                                                .measure(task, all, progress ? &*progress : nullptr,
-                                                         [&](const std::vector<std::string>& texts) {
-                                                             if (writer) writer->write(answer_lines(task, all, texts));
-                                                         })
-                                                .value();
+        std::string lines;
+        const std::vector<Metric> metrics =
+            functions.measure(task, all, progress ? &*progress : nullptr, writer ? &lines : nullptr).value();
+        if (writer) writer->write(lines);
         if (const auto accuracy = centred_accuracy(task, all.examples, metrics)) centred.push_back(*accuracy);
         if (!progress) continue;
         progress->finish();
-        const Table table = task_table(task, all, metrics, o.num_fewshot);
+        const Table table = task_table(task, all, metrics, num_fewshot);
         if (o.json) results[task.file] = table.json().begin().value();
         else table.print();
     }
     if (writer) writer->commit();
     if (!main_rank) return;
     nlohmann::ordered_json json = {{"tasks", results}};
-    if (centred.size() > 1) {
+    if (core || centred.size() > 1) {
         const double mean = mean_with_error(centred).mean;
         Table table;
-        table.section(format("All %zu tasks with an accuracy", centred.size()));
-        table.row("centred mean", format("%.4f", mean), "((acc - chance) / (1 - chance), as CORE)");
-        json["centred_mean"] = mean;
+        table.section(format(core ? "CORE, %zu of 22 tasks" : "All %zu tasks with an accuracy", centred.size()));
+        table.row(core ? "CORE" : "centred mean", format("%.4f", mean),
+                  core ? "(mean of centred)" : "((acc - chance) / (1 - chance), as CORE)");
+        json[core ? "core" : "centred_mean"] = mean;
         if (!o.json) table.print();
     }
     if (o.json) print_json(json);

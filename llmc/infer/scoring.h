@@ -64,6 +64,7 @@ inline void score_rows(const Pass& p, const std::vector<ScoredRow>& rows, std::v
         for (size_t i = 0; i < n; i++) {
             Score& s = scores[rows[first + i].request];
             s.log_likelihood -= loss.data()[i];
+            s.tokens++;
             s.greedy = s.greedy && best[i] == targets[i];
         }
     }

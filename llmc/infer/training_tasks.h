@@ -1,5 +1,5 @@
-// Tasks that measure a model while it trains (--eval-tasks): the questions, prompts and metrics of `eval --tasks`, without
-// solved examples, tokenized once; for generative tasks (one pass per token), only the first 64 questions by default. Weights,
+// Tasks that measure a model while it trains (--eval-tasks): the questions, prompts and metrics of `eval --tasks`, with solved
+// examples only for tasks of CORE, tokenized once; for generative tasks (one pass per token), only the first 64 questions by default. Weights,
 // moments and the order of the data are unaffected: a run gives the same bits with and without.
 #pragma once
 #include <algorithm>
@@ -57,7 +57,7 @@ public:
     bool measure(nlohmann::ordered_json& values, nlohmann::ordered_json& errors, const TaskFunctions& functions) const {
         std::vector<double> centred;
         for (const Measured& t : tasks_) {
-            const auto metrics = functions.measure(t.task, t.all, nullptr, [](const auto&) {});
+            const auto metrics = functions.measure(t.task, t.all, nullptr, nullptr);
             if (!metrics) return false;
             for (const Metric& metric : *metrics) {
                 values[t.name][metric.name] = metric.value;
@@ -79,7 +79,7 @@ inline TrainingTasks read_training_tasks(const TrainOptions& o, const Tokenizer*
     check_options_of_tasks(o, tokenizer);
     std::vector<TrainingTasks::Measured> tasks;
     for (const std::string& file : o.eval_tasks) {
-        Task task = read_task(file);
+        Task task = limited(read_task(file), o.eval_tasks_samples);
         const std::string name = std::filesystem::path(file).stem().string();
         for (const auto& other : tasks)
             if (other.name == name)
@@ -87,7 +87,8 @@ inline TrainingTasks read_training_tasks(const TrainOptions& o, const Tokenizer*
                            other.task.file.c_str(), file.c_str(), name.c_str());
         const bool written = task.kind == TaskKind::written;
         const int64_t most = o.eval_tasks_samples ? o.eval_tasks_samples : written ? 64 : task.size();
-        TaskRequests all = make_requests(*tokenizer, task, nullptr, 0, 0, std::min(most, task.size()), T);
+        TaskRequests all = make_requests(*tokenizer, task, nullptr, task.core ? task.core->num_fewshot : 0,
+                                         (uint64_t)EvalOptions().seed, std::min(most, task.size()), T);
         tasks.push_back({name, std::move(task), std::move(all)});
     }
     return {std::move(tasks), o.eval_tasks_interval};

@@ -684,11 +684,13 @@ inline Allowed one_of(Strings choices) {
       "maximum number of samples, or of questions per task; default: 0, all")                                                 \
     X(Strings, tasks, "", {}, list(0, "FILE"), "Tasks",                                                                       \
       "files of questions with answers to measure accuracies on (.jsonl; dev/data/README.md says how to make them)")          \
-    X(int, num_fewshot, "", 0, between(0, 1000), "Tasks", "number of solved examples before each question; default: 0")       \
+    X(int, num_fewshot, "", 0, between(0, 1000), "Tasks",                                                                     \
+      "number of solved examples before each question; default: 0, and a file of CORE has its own")                           \
     X(Strings, fewshot, "", {}, list(0, "FILE"), "Tasks",                                                                     \
       "files that the solved examples are drawn from, one per task; default: the task's other questions")                     \
     X(int64_t, seed, "", 1234, at_least(0), "Tasks", "seed for drawing the solved examples")                                  \
-    X(std::string, answers, "", "", word("FILE"), "Tasks", "new file for the generated answers, as lines of JSON")            \
+    X(std::string, answers, "", "", word("FILE"), "Tasks",                                                                    \
+      "new file for the model's choices and generated answers, as lines of JSON")                                             \
     PARALLEL_OPTIONS(X)                                                                                                       \
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                    \
     CPU_OPTIONS(X)
