@@ -41,9 +41,9 @@ inline const std::vector<Command>& commands() {
           {"Plan a run on 64 GPUs without having them:", "train_gpt train --preset llama2-7b --world 64 --tp 8 \\",
            "    --global-batch-size 512 --train-iters 100k --dry-run"}}},
         {"tune",
-         "find the fastest layout for training, or for generation, on a number of GPUs or of ranks on this machine",
+         "find the fastest layout for training or for generation, on any GPUs or on this machine",
          "[--inference] OPTIONS OF train [--world N --device NAME] [--trials N] --out DIR",
-         {{"A 7B model on 64 H100; given options are kept:",
+         {{"A 7B model on 64 H100s; options that you set stay fixed:",
            "train_gpt tune --preset llama2-7b --vocab-size 32000 --world 64 \\",
            "    --global-batch-size 512 --train-iters 100k", "train_gpt train --config tune/tune-1.toml ..."},
           {"This machine, with the five fastest layouts measured:",
@@ -80,15 +80,15 @@ inline const std::vector<Command>& commands() {
         {"tokenizer",
          "train a tokenizer (byte-level BPE or unigram) on text, or measure one",
          "--input FILE ... --output DIR [OPTIONS]",
-         {{"Learn one of 32,000 tokens:", "train_gpt tokenizer --input *.txt --vocab-size 32000 --output tok"},
+         {{"Train one with 32,000 tokens:", "train_gpt tokenizer --input *.txt --vocab-size 32000 --output tok"},
           {"Measure one on other text:", "train_gpt tokenizer --report tok --input other.txt"}}},
         {"generate",
          "generate text with a model",
          "--model DIR [--prompt TEXT] [OPTIONS]",
          {{"Continue a text with the newest checkpoint of a run:",
            "train_gpt generate --model run --prompt \"Once upon a time\""},
-          {"Take the prompt from another program:", "cat prompt.txt | train_gpt generate --model run --prompt -"},
-          {"Ask a model that was tuned on conversations, line by line:", "train_gpt generate --model DIR --chat"}}},
+          {"Read the prompt from another program:", "cat prompt.txt | train_gpt generate --model run --prompt -"},
+          {"Chat with a model that was tuned on conversations:", "train_gpt generate --model DIR --chat"}}},
         {"serve",
          "serve a model over HTTP: OpenAI's API, and a page for generation",
          "--model DIR [--port N] [OPTIONS]",
@@ -115,17 +115,17 @@ inline const std::vector<Command>& commands() {
          "PATH",
          {{"A run and its newest checkpoint:", "train_gpt inspect run"}, {"Prepared data:", "train_gpt inspect data/web"}}},
         {"report",
-         "write the report of a run again, or one report that compares several runs",
+         "rewrite the report of a run, or write one that compares several runs",
          "RUN ... [--output FILE]",
          {{"The report of a run, from its log:", "train_gpt report run"},
-          {"Several runs in one report, with the differences of their options:",
+          {"Several runs in one report, with the options in which they differ:",
            "train_gpt report run-1 run-2 run-3 --output runs.html"}}},
         {"runs",
          "list the training runs in a folder",
          "[FOLDER ...]",
          {{"The best ones first:", "train_gpt runs out --sort valid"}}},
         {"supervise",
-         "run a training job until it is finished: restart it after failures, without nodes that are broken",
+         "run a training job until it is finished, restarting it after failures without broken nodes",
          "[OPTIONS] -- COMMAND",
          {{"On one machine:", "train_gpt supervise -- mpirun -n 8 ./train_gpt train ... --out run \\", "    --resume auto"},
           {"On two nodes of a cluster, with one in reserve:", "train_gpt supervise --hosts n1:8 n2:8 --spare n3:8 -- \\",
@@ -219,7 +219,7 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
             row.help.resize(std::min(row.help.size(), row.help.find("; default:")));
             row.default_value = "searched";
         }
-    rows.push_back({"config", "", "Help", "file with options, a line each, such as lr = 6e-4", "FILE", "", {}, false, false});
+    rows.push_back({"config", "", "Help", "file of options, one per line, such as lr = 6e-4", "FILE", "", {}, false, false});
     rows.push_back({"help", "", "Help", "this text", "", "", {}, true, false});
     if (takes_options_of_train(command))
         rows.push_back({"help-all", "", "Help", "all options, not only common ones", "", "", {}, true, false});
@@ -253,7 +253,7 @@ inline std::vector<std::pair<std::string, std::vector<OptionRow>>> grouped(const
 // Help on options in general.
 inline const char* const about_options =
     "If an option is given twice, the later value wins; the command line wins over --config. --no-NAME revokes an earlier "
-    "--NAME. Numbers of steps, samples and so on may end in k, M or B.";
+    "--NAME. Numbers of steps, samples and tokens may end in k, M, B or T.";
 
 // Columns to fill: $COLUMNS, else the terminal's width, else 80.
 inline int help_width() {
@@ -312,7 +312,7 @@ inline std::string help_overview(int width) {
            "  train_gpt train --preset quickstart --tokenizer tok --data-path data \\\n"
            "      --seq-length 256 --train-iters 300 --out run\n"
            "  train_gpt generate --model run --prompt \"In the beginning\"\n"
-           "\nFrom a downloaded model to one that has read more, and to llama.cpp:\n"
+           "\nFrom a downloaded model to one trained on more text, and to llama.cpp:\n"
            "  train_gpt prepare --input book.txt --split-documents blank \\\n"
            "      --tokenizer DIR --output data\n"
            "  train_gpt train --model DIR --data-path data --train-iters 300 --lr 2e-5 \\\n"

@@ -76,22 +76,23 @@ inline Allowed one_of(Strings choices) {
       "instructions for matrix products on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
 
 // Options of the commands that divide a model over ranks.
-#define PARALLEL_OPTIONS(X)                                                                                                    \
-    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                                  \
-      "tensor-parallel ranks, over which every matrix is split")                                                               \
-    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                                \
-      "pipeline stages, over which the layers are split")                                                                      \
-    X(int, expert_model_parallel_size, "ep", 1, between(1, 16384), "Parallel",                                                 \
-      "data-parallel ranks over which the experts of a mixture are spread; each processes all their rows")                     \
-    X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Parallel",                                               \
-      "time limit for waiting for other ranks, or for a disk while saving, after which a rank reports what each is doing and " \
+#define PARALLEL_OPTIONS(X)                                                                                              \
+    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                            \
+      "tensor-parallel ranks, among which every matrix is split")                                                        \
+    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                          \
+      "pipeline stages, among which the layers are split")                                                               \
+    X(int, expert_model_parallel_size, "ep", 1, between(1, 16384), "Parallel",                                           \
+      "data-parallel ranks that share the experts of a mixture: each computes some of them, for the rows of all these "  \
+      "ranks")                                                                                                           \
+    X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Parallel",                                         \
+      "maximum wait for other ranks, or for a disk during a save; after it, a rank reports what each rank is doing and " \
       "ends the run (90s, 10m, 1h)")
 
 // Options of the commands that run a model without training it.
-#define ADAPTER_OPTIONS(X)                                                                                   \
-    X(std::string, adapter, "", "", word("DIR"), "Model",                                                    \
-      "adapters on the model (LoRA, virtual tokens): a directory in PEFT's format, or the output of a run; " \
-      "without --model: on the model that they name")
+#define ADAPTER_OPTIONS(X)                                                                                            \
+    X(std::string, adapter, "", "", word("DIR"), "Model",                                                             \
+      "adapters to apply to the model (LoRA, virtual tokens): a directory in PEFT's format, or the output of a run; " \
+      "without --model: to the model that they name")
 
 #define FORMAT_OPTIONS(X)                                                                                                \
     X(std::string, quantize_base, "", "auto", one_of({"auto", "none", "nf4", "q4_k", "q5_k", "q6_k", "q8_0", "gguf"}),   \
@@ -112,9 +113,10 @@ inline Allowed one_of(Strings choices) {
       "layers with a mixture: N: 0, N, 2N, ...; or a list such as [0]*1+[1]*23, with 0 for a dense layer, whose width is "     \
       "--ffn-hidden-size; default: the preset's, else all")                                                                    \
     X(std::string, moe_router_score_function, "", "", one_of({"softmax", "sigmoid"}), "Model",                                 \
-      "how the router's logits become scores, as in Mixtral or in DeepSeek-V3; default: the preset's, else softmax")           \
+      "function that turns the router's logits into scores: as in Mixtral, or as in DeepSeek-V3; default: the preset's, "      \
+      "else softmax")                                                                                                          \
     X(bool, moe_router_pre_softmax, "", false, anything(), "Model",                                                            \
-      "weigh the chosen experts by the softmax over all experts, as OLMoE does, instead of over the chosen ones")              \
+      "weight the chosen experts by a softmax over all experts, as OLMoE does, instead of over the chosen ones")               \
     X(OptionalDouble, moe_router_topk_scaling_factor, "", {}, between(1e-6, 1e6), "Model",                                     \
       "factor of the chosen experts' weights; default: the model's, else 1")                                                   \
     X(int, moe_shared_expert_intermediate_size, "", 0, between(0, 10000000), "Model",                                          \
@@ -122,16 +124,17 @@ inline Allowed one_of(Strings choices) {
     X(bool, moe_shared_expert_gate, "", false, anything(), "Model",                                                            \
       "multiply the shared expert's output by a sigmoid, as Qwen2-MoE does")                                                   \
     X(int, moe_router_num_groups, "", 0, between(1, 32), "Model",                                                              \
-      "equal groups of experts, of which only the best --moe-router-group-topk are chosen from for each token; default: 1")    \
+      "number of equal groups of experts; each token chooses only from the best --moe-router-group-topk of them; "             \
+      "default: 1")                                                                                                            \
     X(int, moe_router_group_topk, "", 0, between(1, 32), "Model",                                                              \
-      "groups to choose from: those with the largest sums of their topk / group-topk best scores")                             \
+      "number of groups that a token chooses from: those with the largest sum of their best (topk / group-topk) scores")       \
     X(bool, moe_router_enable_expert_bias, "", false, anything(), "Model",                                                     \
-      "add a bias to each expert's score for the choice only; each update moves it by --moe-router-bias-update-rate towards "  \
-      "the mean load (DeepSeek-V3)")                                                                                           \
+      "add a bias to each expert's score when experts are chosen, not to their weights; each update moves it by "              \
+      "--moe-router-bias-update-rate towards an equal load (DeepSeek-V3)")                                                     \
     X(bool, moe_use_upcycling, "", false, anything(), "Model",                                                                 \
       "start from the dense model in --model: each of --num-experts is a copy of its MLP; the routers are new")                \
     X(double, moe_upcycling_drop_ratio, "", 0, between(0, 1), "Model",                                                         \
-      "with --moe-use-upcycling, fraction of each expert's intermediate dimensions that starts with random weights "           \
+      "with --moe-use-upcycling, fraction of each expert's intermediate dimensions that starts from random weights "           \
       "(Drop-Upcycling); 0: exact copies")
 
 // The structure of the model's block, independent of its size.
@@ -142,8 +145,9 @@ inline Allowed one_of(Strings choices) {
     X(bool, apply_layernorm_1p, "", false, anything(), "Model",                                                                \
       "normalization layers multiply by 1 + weight, with weights initialized to 0, as in Gemma")                               \
     X(std::string, norm_place, "", "", one_of(option_words(choices_of_norm_place)), "Model",                                   \
-      "normalization before attention and MLP (GPT-2, Llama), after them (OLMo-2), both (Gemma 2), or before, with attention " \
-      "and MLP side by side (GPT-NeoX), which may share one (Cohere); default: the preset's, else before")                     \
+      "place of the norms: before attention and MLP (GPT-2, Llama), after them (OLMo-2), or both (Gemma 2); parallel: "        \
+      "before them, with both reading the same input (GPT-NeoX); shared: the same with one norm (Cohere); default: the "       \
+      "preset's, else before")                                                                                                 \
     X(bool, qk_layernorm, "", false, anything(), "Model", "RMSNorm of every query and key head, as in Qwen3")                  \
     X(bool, qk_layernorm_whole, "", false, anything(), "Model",                                                                \
       "RMSNorm of all query heads together and of all key heads, as in OLMo-2")                                                \
@@ -156,9 +160,10 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, rotary_percent, "", {}, between(0, 1), "Model",                                                          \
       "fraction of each head, from its start, that rope rotates (0 to 1); default: the preset's, else 1")                      \
     X(std::string, rope_scaling, "", "", one_of(option_words(choices_of_rope_scaling)), "Model",                               \
-      "how rope is extended beyond the original training length")                                                              \
+      "method of extending rope beyond the original training length")                                                          \
     X(bool, use_rope_scaling, "", false, anything(), "Model", "the same as --rope-scaling llama3")                             \
-    X(OptionalDouble, rope_scaling_factor, "", {}, between(0.001, 1e6), "Model", "how many times longer; default: 8")          \
+    X(OptionalDouble, rope_scaling_factor, "", {}, between(0.001, 1e6), "Model",                                               \
+      "factor by which rope scaling extends the length; default: 8")                                                           \
     X(int, original_max_position_embeddings, "", 0, between(1, 100000000), "Model",                                            \
       "original training length, for rope scaling; default: --max-position-embeddings divided by the factor")                  \
     X(Strings, rope_scaling_set, "", {}, list(0, "KEY=VALUE"), "Model",                                                        \
@@ -168,19 +173,20 @@ inline Allowed one_of(Strings choices) {
     X(int, no_rope_freq, "", 0, between(0, 10000), "Model",                                                                    \
       "every N-th layer has no positions, as in SmolLM3; 0: none; default: the preset's, else none")                           \
     X(int, window_size, "", 0, between(0, 100000000), "Model",                                                                 \
-      "a token attends to this many tokens, itself included; 0: all before it; default: the preset's, else 0")                 \
+      "number of tokens that a token attends to, including itself; 0: all before it; default: the preset's, else 0")           \
     X(int, window_attn_skip_freq, "", 0, between(0, 10000), "Model",                                                           \
-      "every N-th layer attends to all tokens in spite of --window-size; 0: none; default: the preset's, else none")           \
+      "every N-th layer attends to all tokens despite --window-size; 0: none; default: the preset's, else none")               \
     X(OptionalDouble, rotary_base_local, "", {}, between(1, 1e12), "Model",                                                    \
       "base of rope in the layers with a window, which then have no rope scaling; default: as in the other layers")            \
     X(std::string, activation, "", "", one_of(option_words(activations)), "Model",                                             \
-      "activation of feed-forward layers: GeLU (tanh or exact), ReLU or its square, or gated: SwiGLU, GeGLU, or SwiGLU as in " \
-      "GPT-OSS, of numbers limited to 7; default: the preset's, else gelu")                                                    \
+      "activation of feed-forward layers: GeLU (tanh or exact), ReLU or its square, or gated: SwiGLU, GeGLU, or "              \
+      "GPT-OSS's SwiGLU, whose inputs are limited to 7; default: the preset's, else gelu")                                     \
     X(bool, swiglu, "", false, anything(), "Model", "the same as --activation swiglu")                                         \
     X(bool, squared_relu, "", false, anything(), "Model", "the same as --activation relu2")                                    \
-    X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases in linear layers, unless one of the next three")   \
+    X(bool, disable_bias_linear, "", false, anything(), "Model",                                                               \
+      "no biases in linear layers, except those that the next three options add")                                              \
     X(bool, add_qkv_bias, "", false, anything(), "Model", "biases of queries, keys and values, as in Qwen2")                   \
-    X(bool, add_proj_bias, "", false, anything(), "Model", "biases after attention")                                           \
+    X(bool, add_proj_bias, "", false, anything(), "Model", "bias of attention's output projection")                            \
     X(bool, add_mlp_bias, "", false, anything(), "Model", "biases of feed-forward layers, or of experts and their router")     \
     X(OptionalDouble, softmax_scale, "", {}, between(1e-6, 1e6), "Model",                                                      \
       "factor of attention scores before softmax; default: the preset's, else 1 / sqrt(head size)")                            \
@@ -191,9 +197,9 @@ inline Allowed one_of(Strings choices) {
     X(std::string, softmax_type, "", "", one_of({"vanilla", "learnable"}), "Model",                                            \
       "learnable: a learned logit per head is added to each softmax, so that a head can attend to nothing (attention sinks)")  \
     X(OptionalDouble, embedding_scale, "", {}, between(1e-6, 1e6), "Model",                                                    \
-      "factor of the token embedding, in Gemma the root of the width; default: the preset's, else 1")                          \
+      "factor of the token embedding (Gemma: the square root of the width); default: the preset's, else 1")                    \
     X(bool, untie_embeddings_and_output_weights, "", false, anything(), "Model",                                               \
-      "an output layer with its own weights instead of the token embedding's")                                                 \
+      "an output layer with its own weights, instead of the token embedding's")                                                \
     X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm right after the token embedding, as in BLOOM")         \
     X(OptionalDouble, init_method_std, "", {}, between(1e-9, 100), "Model",                                                    \
       "standard deviation of the random initial weights; default: the preset's, else 0.02")                                    \
@@ -201,7 +207,8 @@ inline Allowed one_of(Strings choices) {
     X(double, attention_dropout, "", 0, between(0, 0.99), "Model",                                                             \
       "fraction of attention probabilities that training sets to 0")                                                           \
     X(double, hidden_dropout, "", 0, between(0, 0.99), "Model",                                                                \
-      "fraction of the outputs of embedding, attention and MLP that training sets to 0 before the residual stream")            \
+      "fraction of the outputs of embedding, attention and MLP that training sets to 0 before they enter the residual "        \
+      "stream")                                                                                                                \
     X(OptionalDouble, embedding_dropout, "", {}, between(0, 0.99), "Model",                                                    \
       "the same for the embedding only; default: --hidden-dropout")
 
@@ -236,8 +243,8 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, lora_dropout, "", {}, between(0, 0.99), "Adapters",                                                      \
       "fraction of the adapters' input that training sets to 0; default: none")                                                \
     X(Strings, lora_targets, "", {}, list(0, "NAME"), "Adapters",                                                              \
-      "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: all, "  \
-      "in a mixture of experts attention's")                                                                                   \
+      "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: "       \
+      "all, including the experts' in a mixture")                                                                              \
     X(std::string, quantize_base, "", "none", one_of(weight_format_words()), "Adapters",                                       \
       "keep the matrices of the frozen model's blocks in 4 bits per weight (nf4, q4_k), 5 (q5_k), 6 (q6_k) or 8 (q8_0), or "   \
       "as they are in a GGUF file (gguf: the default if --model is one)")                                                      \
@@ -245,39 +252,39 @@ inline Allowed one_of(Strings choices) {
       "train this many virtual tokens before every sequence (prompt tuning); --model's weights are frozen")                    \
     X(std::string, prompt_encoder, "", "", one_of({"none", "mlp", "lstm"}), "Adapters",                                        \
       "network that computes the virtual tokens and is trained instead of them (p-tuning): an MLP, or an LSTM, which "         \
-      "computes on the CPU; default: none")                                                                                    \
+      "runs on the CPU; default: none")                                                                                        \
     X(int, prompt_encoder_width, "", 0, between(1, 1 << 20), "Adapters",                                                       \
       "width of the hidden layers of the encoder; default: the model's width")                                                 \
     X(std::string, prompt_init_text, "", "", word("TEXT"), "Adapters",                                                         \
       "text whose token embeddings initialize the virtual tokens; default: random tokens of the vocabulary")                   \
     X(OptionalDouble, dpo_beta, "", {}, between(1e-6, 1000), "Preferences",                                                    \
-      "train on pairs of answers (`prepare --preference`) with direct preference optimization (DPO): how strongly the model "  \
-      "is kept close to --model, its reference (0.1)")                                                                         \
+      "train on pairs of answers (`prepare --preference`) with direct preference optimization (DPO) and this beta (0.1): "     \
+      "the larger, the closer the model stays to --model, its reference")                                                      \
     X(std::string, dpo_loss, "", "sigmoid", one_of({"sigmoid", "ipo"}), "Preferences",                                         \
-      "loss of a pair by the margin of its rewards; ipo: squared, of log-probabilities per token")                             \
+      "loss of a pair, as a function of its reward margin; ipo: squared, of log-probabilities per token")                      \
     X(double, dpo_label_smoothing, "", 0, between(0, 0.499), "Preferences",                                                    \
       "assumed fraction of pairs with the wrong answer chosen (conservative DPO)")                                             \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                               \
       "data from `train_gpt prepare`, named without .bin or .idx; to blend several: WEIGHT PREFIX WEIGHT "                     \
       "PREFIX ...")                                                                                                            \
     X(Strings, valid_data_path, "", {}, list(0, "PREFIX"), "Data",                                                             \
-      "separate data for validation, in the same form; the split then does not apply")                                         \
+      "separate data for validation, in the same form; --split then has no effect")                                            \
     X(std::string, split, "", "969, 30, 1", word("A,B,C"), "Data",                                                             \
-      "shares for training, validation and test: of the documents, or of the tokens where the documents are too few")          \
+      "shares of training, validation and test: of the documents, or of the tokens if there are too few documents")            \
     X(std::string, tokenizer, "", "", word("DIR"), "Data",                                                                     \
-      "tokenizer the data was prepared with: its directory or file, or a model in Hugging Face's cache; needed for samples "   \
-      "of text, and kept in checkpoints")                                                                                      \
+      "tokenizer of the data: its directory or file, or a model in Hugging Face's cache; needed for samples of text, and "     \
+      "copied to checkpoints")                                                                                                 \
     X(int, seq_length, "seq", 0, between(1, 1 << 24), "Data",                                                                  \
       "length of a training sample, in tokens; default: the model's longest sequence")                                         \
     X(bool, reshuffle_each_epoch, "", false, anything(), "Data",                                                               \
-      "shuffle every epoch by itself, so that each text is seen once before any is seen again; default: as Megatron-LM, all "  \
-      "epochs of the run together")                                                                                            \
+      "shuffle each epoch separately, so that every text is seen once before any is seen again; default: shuffle all "         \
+      "epochs of the run together, as Megatron-LM does")                                                                       \
     X(bool, reset_position_ids, "", false, anything(), "Data", "restart positions at each document in a sample")               \
     X(bool, reset_attention_mask, "", false, anything(), "Data",                                                               \
-      "restrict attention to the current document in a sample of several")                                                     \
+      "in a sample of several documents, restrict attention to the current one")                                               \
     X(bool, eod_mask_loss, "", false, anything(), "Data",                                                                      \
       "no loss at the end-of-document token, where the target is the next document's first token")                             \
-    X(int64_t, seed, "", 1234, at_least(0), "Data", "seed of initial weights, of the order of samples and of generated text")  \
+    X(int64_t, seed, "", 1234, at_least(0), "Data", "seed of the initial weights, the order of samples and generated text")    \
     X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Batch and length",                                        \
       "samples per rank in one forward and backward pass; memory grows with it")                                               \
     X(int, global_batch_size, "global-batch", 0, between(1, 100000000), "Batch and length",                                    \
@@ -288,11 +295,11 @@ inline Allowed one_of(Strings choices) {
     X(int64_t, train_iters, "steps", 0, at_least(1), "Batch and length", "length of the run in steps (300, 20k, 1M)")          \
     X(int64_t, train_samples, "", 0, at_least(1), "Batch and length", "length of the run in samples, instead of steps")        \
     X(std::string, time_budget, "", "", word("DURATION"), "Batch and length",                                                  \
-      "length of the run in time (90s, 5m, 2h): as many steps as fit, from the start of the program to the last checkpoint; "  \
-      "sets --lr-decay-style WSD, whose decay can start late, and --reshuffle-each-epoch")                                     \
+      "length of the run in time (90s, 5m, 2h), from the start of the program to the last checkpoint: as many steps as "       \
+      "fit; sets --lr-decay-style WSD, whose decay can start late, and --reshuffle-each-epoch")                                \
     X(std::string, optimizer, "", "adamw", one_of(optimizer_words()), "Optimizer",                                             \
-      "muon, normuon: for the matrices of layers, and AdamW for the rest; adam: Megatron's name of adamw; lion: one moment "   \
-      "instead of AdamW's two, with 3 to 10 times smaller --lr and larger --weight-decay")                                     \
+      "muon, normuon: for the matrices of layers, with AdamW for the rest; adam: Megatron's name for adamw; lion: one "        \
+      "moment instead of AdamW's two; needs a 3 to 10 times smaller --lr and larger --weight-decay")                           \
     X(double, lion_beta1, "", 0.9, between(0, 0.999999), "Optimizer",                                                          \
       "Lion's beta1: weight of the mean of gradients (exp_avg) in an update's sign (Megatron: 0.95)")                          \
     X(double, lion_beta2, "", 0.99, between(0, 0.9999999), "Optimizer",                                                        \
@@ -302,13 +309,13 @@ inline Allowed one_of(Strings choices) {
     X(double, muon_beta2, "", 0.95, between(0, 0.999999), "Optimizer",                                                         \
       "NorMuon's beta2: decay rate of the mean square of each row of an update")                                               \
     X(std::string, muon_scale_mode, "", "spectral", one_of({"spectral", "shape_scaling"}), "Optimizer",                        \
-      "scale of Muon's update of a matrix: the root of its longer side, or of rows / columns if that is above 1")              \
+      "scale of Muon's update of a matrix: the square root of its longer side, or of max(1, rows / columns)")                  \
     X(OptionalDouble, muon_extra_scale_factor, "", {}, between(1e-6, 1e6), "Optimizer",                                        \
-      "factor of Muon's update; default: 0.2 with spectral, which takes AdamW's learning rate, 1 with shape_scaling")          \
+      "factor of Muon's update; default: 0.2 with spectral, so that AdamW's learning rates suit it, 1 with shape_scaling")     \
     X(int, muon_num_ns_steps, "", 5, between(1, 99), "Optimizer", "number of Newton-Schulz steps of Muon")                     \
     X(bool, muon_split_heads, "", false, anything(), "Optimizer",                                                              \
       "orthogonalize each query, key and value head separately in Muon")                                                       \
-    X(double, lr, "", 3e-4, between(1e-20, 10), "Optimizer", "learning rate at its peak")                                      \
+    X(double, lr, "", 3e-4, between(1e-20, 10), "Optimizer", "peak learning rate")                                             \
     X(double, min_lr, "", 0, between(0, 10), "Optimizer", "learning rate at the end of the decay; default: 0")                 \
     X(std::string, lr_decay_style, "", "cosine", one_of({"cosine", "linear", "constant", "inverse-square-root", "WSD"}),       \
       "Optimizer", "how the learning rate falls after the warm-up; WSD: constant, then a short decay (warmup-stable-decay)")   \
@@ -323,16 +330,16 @@ inline Allowed one_of(Strings choices) {
       "the warm-up as a fraction (0 to 1) of the decay's length, instead of --lr-warmup-iters")                                \
     X(double, lr_warmup_init, "", 0, between(0, 10), "Optimizer", "learning rate at the start of the warm-up; default: 0")     \
     X(std::string, lr_wsd_decay_style, "", "exponential", one_of({"exponential", "linear", "cosine", "minus_sqrt"}),           \
-      "Optimizer", "how the learning rate falls in the last part of WSD")                                                      \
-    X(int64_t, lr_wsd_decay_iters, "", 0, at_least(1), "Optimizer", "length of the last part of WSD, in steps")                \
+      "Optimizer", "shape of the decay at the end of WSD")                                                                     \
+    X(int64_t, lr_wsd_decay_iters, "", 0, at_least(1), "Optimizer", "length of the decay at the end of WSD, in steps")         \
     X(int64_t, lr_wsd_decay_samples, "", 0, at_least(1), "Optimizer",                                                          \
-      "length of the last part of WSD in samples, instead of --lr-wsd-decay-iters")                                            \
+      "length of the decay at the end of WSD in samples, instead of --lr-wsd-decay-iters")                                     \
     X(double, weight_decay, "", 0.1, between(0, 1000), "Optimizer",                                                            \
       "weight decay, for all weights except biases and normalization (Megatron: 0.01)")                                        \
     X(OptionalDouble, start_weight_decay, "", {}, between(0, 1000), "Optimizer",                                               \
-      "weight decay at the start of the run, where --weight-decay-incr-style changes it")                                      \
+      "weight decay at the start of the run, with --weight-decay-incr-style linear or cosine")                                 \
     X(OptionalDouble, end_weight_decay, "", {}, between(0, 1000), "Optimizer",                                                 \
-      "weight decay at the end of the run, where --weight-decay-incr-style changes it")                                        \
+      "weight decay at the end of the run, with --weight-decay-incr-style linear or cosine")                                   \
     X(std::string, weight_decay_incr_style, "", "constant", one_of({"constant", "linear", "cosine"}), "Optimizer",             \
       "how the weight decay changes over the run")                                                                             \
     X(double, clip_grad, "", 1.0, zero_or(1e-10, 1e30), "Optimizer",                                                           \
@@ -343,69 +350,69 @@ inline Allowed one_of(Strings choices) {
       "AdamW's beta2: decay rate of the mean of squared gradients (exp_avg_sq; Megatron: 0.999)")                              \
     X(double, adam_eps, "", 1e-8, between(1e-20, 1), "Optimizer", "AdamW's epsilon, added to the square root of exp_avg_sq")   \
     X(std::string, parametrization, "", "standard", one_of({"standard", "mup", "completep"}), "Optimizer",                     \
-      "mup: learning rate, initial weights, weight decay and epsilon are given for a model of --mup-base-width and converted " \
-      "for each tensor; completep: also for --mup-base-depth layers")                                                          \
+      "mup: learning rate, initial weights, weight decay and epsilon are given for a model of --mup-base-width and "           \
+      "converted for each tensor; completep: also for one of --mup-base-depth layers")                                         \
     X(int, mup_base_width, "", 0, between(1, 1000000), "Optimizer",                                                            \
-      "width (--hidden-size) of the model that the hyperparameters of --parametrization mup or completep suit")                \
+      "with --parametrization mup or completep: width (--hidden-size) of the model that the hyperparameters are for")          \
     X(int, mup_base_depth, "", 0, between(1, 10000), "Optimizer",                                                              \
-      "number of layers of the model that the hyperparameters of --parametrization completep suit")                            \
+      "with --parametrization completep: number of layers of that model")                                                      \
     X(int, mup_base_head_size, "", 0, between(1, 256), "Optimizer",                                                            \
       "size of that model's attention heads; default: this model's")                                                           \
     X(double, ema_decay, "", 0, between(0, 0.9999999), "Optimizer",                                                            \
-      "decay of an exponential moving average (EMA) of the weights (0.999), which is validated, too, and saved to "            \
+      "decay of an exponential moving average (EMA) of the weights (0.999), which is validated as well and saved to "          \
       "step_XXXXXXXX/ema; default: 0, none")                                                                                   \
     X(std::string, main_grads_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
-      "type of the gradients' sums over micro-batches; bf16, rounded stochastically, takes 2 bytes per "                       \
-      "parameter less")                                                                                                        \
+      "type of the gradients' sums over micro-batches; bf16, rounded stochastically, saves 2 bytes per parameter")             \
     X(std::string, exp_avg_dtype, "", "fp32", one_of({"fp32", "bf16", "fp8"}), "Optimizer",                                    \
-      "type of AdamW's exp_avg and of Muon's momentum; bf16 and fp8, rounded stochastically, take 2 and 3 bytes per "          \
-      "parameter less")                                                                                                        \
+      "type of AdamW's exp_avg and of Muon's momentum; bf16 and fp8, rounded stochastically, save 2 and 3 bytes per "          \
+      "parameter")                                                                                                             \
     X(std::string, exp_avg_sq_dtype, "", "fp32", one_of({"fp32", "bf16", "fp8"}), "Optimizer",                                 \
-      "type of AdamW's exp_avg_sq; bf16 and fp8, rounded stochastically, take 2 and 3 bytes per parameter less")               \
+      "type of AdamW's exp_avg_sq; bf16 and fp8, rounded stochastically, save 2 and 3 bytes per parameter")                    \
     X(double, z_loss_strength, "z-loss", 0, between(0, 1000), "Optimizer",                                                     \
-      "coefficient of the z-loss, which keeps the logits' scale in bounds (PaLM: 1e-4); default: 0, none")                     \
+      "coefficient of the z-loss, which keeps the logits from growing (PaLM: 1e-4); default: 0, none")                         \
     X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \
     X(std::string, moe_router_load_balancing_type, "", "seq_aux_loss", one_of({"seq_aux_loss", "aux_loss", "none"}),           \
       "Optimizer",                                                                                                             \
-      "the loss of --moe-aux-loss-coeff, which keeps a mixture's experts equally busy: within each sequence, or in aux_loss "  \
-      "within each micro-batch")                                                                                               \
+      "--moe-aux-loss-coeff balances the load of experts within each sequence (seq_aux_loss) or within each micro-batch "      \
+      "(aux_loss)")                                                                                                            \
     X(double, moe_aux_loss_coeff, "", 0, between(0, 1000), "Optimizer",                                                        \
       "coefficient of the load balancing loss of a mixture of experts (1e-2); default: 0, none")                               \
     X(double, moe_z_loss_coeff, "", 0, between(0, 1000), "Optimizer",                                                          \
-      "coefficient of the z-loss of a mixture's routers, which keeps their logits small (1e-3); default: 0, none")             \
+      "coefficient of the routers' z-loss, which keeps their logits small (1e-3); default: 0, none")                           \
     X(double, moe_expert_capacity_factor, "", 0, between(0, 1000), "Optimizer",                                                \
-      "in training, an expert keeps at most this many times an even share of each micro-batch's choices, and drops the "       \
-      "others (1.25); default: 0, no limit: none is dropped")                                                                  \
+      "in training, an expert keeps at most this multiple of an even share of a micro-batch's choices, and drops the "         \
+      "rest (1.25); default: 0, no limit: none is dropped")                                                                    \
     X(std::string, moe_token_drop_policy, "", "probs", one_of({"probs", "position"}), "Optimizer",                             \
-      "choices that --moe-expert-capacity-factor keeps: the ones with the largest weights, or of the first tokens")            \
+      "choices that an expert keeps with --moe-expert-capacity-factor: the ones with the largest weights, or of the "          \
+      "first tokens")                                                                                                          \
     X(double, moe_router_bias_update_rate, "", 1e-3, between(0, 1), "Optimizer",                                               \
-      "how far an update moves each bias of --moe-router-enable-expert-bias")                                                  \
+      "amount by which an update moves each bias of --moe-router-enable-expert-bias")                                          \
     X(std::string, on_spike, "", "warn", one_of({"warn", "skip", "rollback"}), "Stability",                                    \
-      "what to do about a sudden rise of loss or gradient norm: print a warning, drop the update, or go back to an older "     \
+      "response to a sudden rise of loss or gradient norm: print a warning, drop the update, or return to an older "           \
       "checkpoint and skip these batches")                                                                                     \
     X(double, spike_loss_deviations, "", 8, between(0.1, 1e9), "Stability",                                                    \
-      "a loss counts as a spike if it is this many robust standard deviations above the median of recent steps")               \
+      "a loss is a spike if it is more than this many robust standard deviations above the median of recent steps")            \
     X(double, spike_grad_norm_factor, "", 10, between(1.01, 1e9), "Stability",                                                 \
-      "a gradient norm counts as a spike if it is this many times the median of recent steps")                                 \
-    X(int, spike_window, "", 128, between(2, 1000000), "Stability", "number of recent steps that a spike is compared with")    \
+      "a gradient norm is a spike if it is more than this many times the median of recent steps")                              \
+    X(int, spike_window, "", 128, between(2, 1000000), "Stability", "number of recent steps that spikes are compared with")    \
     X(int, spike_patience, "", 3, between(1, 1000000), "Stability",                                                            \
-      "number of consecutive spikes or non-finite steps after which rollback goes back and skip ends the run; warn ends it "   \
-      "after as many non-finite ones")                                                                                         \
+      "number of consecutive spikes or non-finite steps after which rollback returns to a checkpoint and skip ends the "       \
+      "run; warn ends the run only after as many non-finite steps")                                                            \
     X(int64_t, rollback_distance, "", 100, at_least(0), "Stability",                                                           \
-      "a rollback goes to a checkpoint at least this many steps before the spike, or else to the oldest")                      \
+      "a rollback returns to a checkpoint at least this many steps before the spike, or else to the oldest one")               \
     X(int64_t, rollback_batches, "", 200, at_least(1), "Stability",                                                            \
       "number of batches around the spike that are skipped after a rollback")                                                  \
     X(int, max_rollbacks, "", 5, between(0, 1000000), "Stability", "number of rollbacks after which the run ends")             \
     X(int64_t, log_health_interval, "", 0, at_least(0), "Stability",                                                           \
-      "steps between log records of every layer: norms of weights, gradients and updates, in FP8 also overflows; "             \
-      "default: 0, none")                                                                                                      \
+      "steps between log records of every layer: norms of weights, gradients and updates, and in FP8 overflows; default: "     \
+      "0, none")                                                                                                               \
     X(int64_t, check_weight_hash_across_dp_replicas_interval, "check-replicas", 0, at_least(0), "Stability",                   \
-      "steps between checks that weights agree on all data-parallel ranks; also checks memory for flipped bits at every "      \
-      "step; default: 0, neither")                                                                                             \
+      "steps between checks that all data-parallel ranks have the same weights; also checks memory for flipped bits at "       \
+      "every step; default: 0, neither")                                                                                       \
     X(int64_t, detect_nondeterminism, "", 0, at_least(0), "Stability",                                                         \
-      "steps between gradients that are computed twice and compared bit by bit, to find failing hardware; default: 0, never")  \
+      "compute the gradients of every N-th step twice and compare their bits, to find failing hardware; default: 0, never")    \
     X(Strings, skip_batches, "", {}, list(0, "RANGE"), "Stability",                                                            \
-      "batches to skip, as 101-200 or 512; each counts as a step without update; remembered in checkpoints")                   \
+      "batches to skip, as 101-200 or 512; each counts as a step without an update; recorded in checkpoints")                  \
     X(Strings, iterations_to_skip, "", {}, list(0, "STEP"), "Stability", "Megatron's name for --skip-batches")                 \
     X(Strings, skip_train_iteration_range, "", {}, list(0, "RANGE"), "Stability",                                              \
       "batches to draw and drop before a step, as LLM-jp does: for 101-200, 100 batches before step 101; steps and learning "  \
@@ -414,7 +421,7 @@ inline Allowed one_of(Strings choices) {
       "multiply the matrices of transformer layers in FP8; hybrid: gradients in e5m2, the rest in e4m3; default: none, "       \
       "bf16")                                                                                                                  \
     X(std::string, fp8_recipe, "", "delayed", one_of({"delayed", "current"}), "FP8",                                           \
-      "source of scales: delayed: amax of earlier steps, current: the tensor itself")                                          \
+      "source of scales: delayed: amax of earlier steps; current: the tensor itself")                                          \
     X(std::string, fp8_start, "", "0", word("N"), "FP8",                                                                       \
       "number of bf16 steps before FP8 starts; auto: until loss and gradient norm are steady")                                 \
     X(int, fp8_calibration_steps, "", 8, between(1, 1000000), "FP8",                                                           \
@@ -423,7 +430,7 @@ inline Allowed one_of(Strings choices) {
     X(int, fp8_amax_history_len, "", 16, between(1, 100000), "FP8",                                                            \
       "number of past steps in the amax history of delayed scales (Megatron: 1)")                                              \
     X(std::string, fp8_amax_compute_algo, "", "max", one_of({"max", "most_recent"}), "FP8",                                    \
-      "which amax of the history is used: the largest or the newest (Megatron: most_recent)")                                  \
+      "amax of the history that sets the scale: the largest or the newest (Megatron: most_recent)")                            \
     X(bool, first_last_layers_bf16, "fp8-first-last-bf16", false, anything(), "FP8",                                           \
       "keep the first and the last layers in bf16")                                                                            \
     X(int, num_layers_at_start_in_bf16, "", 1, between(0, 10000), "FP8",                                                       \
@@ -433,22 +440,22 @@ inline Allowed one_of(Strings choices) {
     X(bool, no_fp8_fast_accumulation, "", false, anything(), "FP8",                                                            \
       "on a GPU: full-precision accumulation in forward FP8 products, as in backward")                                         \
     X(bool, fp8_fast_backward, "", false, anything(), "FP8",                                                                   \
-      "on a GPU: fast accumulation in backward FP8 products, too: sums of about 14 bits, gradients are less exact")            \
+      "on a GPU: fast accumulation in backward FP8 products as well: sums of about 14 bits, so gradients are less exact")      \
     X(std::string, out, "", "out", word("DIR"), "Run", "directory for checkpoints, log.jsonl and report.html")                 \
     X(std::string, name, "", "", word("TEXT"), "Run",                                                                          \
-      "name of the run on console, in log and report; default: the name of its output directory")                              \
+      "name of the run on the console, in the log and in the report; default: the name of its output directory")               \
     X(bool, dry_run, "", false, anything(), "Run",                                                                             \
       "print the model, its memory and the plan of the run, then stop; needs no GPU and no data")                              \
     X(bool, json, "", false, anything(), "Run", "with --dry-run: print the plan as one JSON object, for other programs")       \
-    X(bool, tensorboard, "", false, anything(), "Run", "write event files for TensorBoard as well, into OUT/tensorboard")      \
+    X(bool, tensorboard, "", false, anything(), "Run", "also write TensorBoard's event files, to OUT/tensorboard")             \
     X(std::string, tensorboard_dir, "", "", word("DIR"), "Run",                                                                \
       "directory for TensorBoard's event files; implies --tensorboard")                                                        \
     X(std::string, prometheus, "", "", word("FILE"), "Run",                                                                    \
-      "write the newest figures to this file, in the text format of Prometheus")                                               \
+      "keep the newest figures in this file, in Prometheus's text format")                                                     \
     X(OptionalDouble, carbon_intensity, "", {}, between(0, 1e6), "Run",                                                        \
-      "grams of CO2 per kWh of electricity: results and report include the run's emissions if the machine reports its "        \
-      "energy, and a plan their upper limit")                                                                                  \
-    X(bool, quiet, "", false, anything(), "Run", "only notes, warnings and the result on the console")                         \
+      "grams of CO2 per kWh of electricity: adds the run's emissions to results and report if the machine reports its "        \
+      "energy, and an upper bound of them to a plan")                                                                          \
+    X(bool, quiet, "", false, anything(), "Run", "print only notes, warnings and the result")                                  \
     X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
       "steps between lines on the console; default: a line every 10 seconds")                                                  \
     CPU_OPTIONS(X)                                                                                                             \
@@ -456,21 +463,22 @@ inline Allowed one_of(Strings choices) {
       "on a GPU: file that caches the fastest algorithms for matrix products; none: the library's choice; default: "           \
       "in ~/.cache")                                                                                                           \
     X(bool, nondeterministic_attention, "", false, anything(), "Run",                                                          \
-      "on an H100 or H200, heads of 64 or 128, no soft caps or attention dropout: attention's backward pass with 5 matrix "    \
-      "products instead of 7, summing gradients in no fixed order: runs are no longer reproducible bit by bit")                \
+      "on an H100 or H200, with heads of 64 or 128 and without soft caps or attention dropout: attention's backward pass "     \
+      "with 5 matrix products instead of 7; gradients are summed in no fixed order, so runs are not reproducible bit by "      \
+      "bit")                                                                                                                   \
     X(std::string, recompute_granularity, "recompute", "none",                                                                 \
       one_of({std::begin(recompute_words), std::end(recompute_words)}), "Memory",                                              \
-      "activations that backward recomputes instead of storing: selective: outputs of norms and activation functions, which "  \
-      "is cheap; mlp: also the output of fc1, a matrix product (Megatron: --recompute-modules layernorm mlp); full: all "      \
-      "inside a layer")                                                                                                        \
+      "activations that backward recomputes instead of storing: selective: outputs of norms and activation functions, "        \
+      "which is cheap; mlp: also the output of fc1, a matrix product (Megatron: --recompute-modules layernorm mlp); "          \
+      "full: everything inside a layer")                                                                                       \
     X(int, recompute_num_layers, "", 0, between(1, 10000), "Memory",                                                           \
-      "number of layers of each pipeline stage or --vpp chunk, from its first one on, to which --recompute-granularity "       \
+      "number of layers of each pipeline stage or --vpp chunk, counted from its first, to which --recompute-granularity "      \
       "applies (Megatron: --recompute-method block); default: all")                                                            \
     X(std::string, recompute_other_layers, "", "none", one_of({std::begin(recompute_words), std::end(recompute_words) - 1}),   \
-      "Memory", "with --recompute-num-layers: a weaker policy, for the remaining layers")                                      \
+      "Memory", "with --recompute-num-layers: a weaker policy for the remaining layers")                                       \
     X(std::string, fp8_weight_transpose, "", "auto", one_of({"auto", "keep", "on-the-fly"}), "Memory",                         \
-      "the transposed weights that FP8's backward pass multiplies by: keep: in memory, 1 byte per weight; on-the-fly: "        \
-      "made before each product; auto: kept if memory suffices")                                                               \
+      "transposed weights for FP8's backward pass: keep: in memory, 1 byte per weight; on-the-fly: made before each "          \
+      "product; auto: kept if memory suffices")                                                                                \
     X(int, head_rows, "", 0, between(0, 10000000), "Memory",                                                                   \
       "number of rows (tokens) of logits in memory at once; default: 0, chosen for the device")                                \
     X(std::string, offload, "", "none", one_of({"none", "optimizer", "gradients"}), "Memory",                                  \
@@ -480,15 +488,16 @@ inline Allowed one_of(Strings choices) {
     X(int64_t, eval_interval, "", 1000, at_least(1), "Validation and samples", "steps between validations")                    \
     X(int64_t, eval_iters, "", 100, at_least(0), "Validation and samples", "global batches per validation; 0: no validation")  \
     X(bool, eval_fixed, "", false, anything(), "Validation and samples",                                                       \
-      "use the same samples in every validation, the first ones, so that the best checkpoint only depends on the model; "      \
+      "use the same samples, the first ones, in every validation, so that the best checkpoint depends only on the model; "     \
       "default: each validation uses the next samples, as in Megatron-LM")                                                     \
     X(Strings, eval_tasks, "", {}, list(0, "FILE"), "Validation and samples",                                                  \
-      "files of questions with answers, as for `eval --tasks`, to measure accuracies on during training and after the last "   \
-      "step; needs a tokenizer")                                                                                               \
+      "files of questions with answers, as for `eval --tasks`, whose accuracies are measured during training and after "       \
+      "the last step; requires a tokenizer")                                                                                   \
     X(int64_t, eval_tasks_interval, "", 0, at_least(0), "Validation and samples",                                              \
       "steps between measurements of --eval-tasks; default: 0, only after the last step")                                      \
     X(int64_t, eval_tasks_samples, "", 0, at_least(0), "Validation and samples",                                               \
-      "maximum number of questions of each of --eval-tasks, from the start; default: 0, all, or 64 for generative tasks")      \
+      "maximum number of questions from each file of --eval-tasks, from its start; default: 0, all, or 64 for generative "     \
+      "tasks")                                                                                                                 \
     X(int64_t, sample_interval, "", 0, at_least(0), "Validation and samples",                                                  \
       "steps between generated samples; default: 0, none")                                                                     \
     X(std::string, sample_prompt, "", "", word("TEXT"), "Validation and samples",                                              \
@@ -500,28 +509,30 @@ inline Allowed one_of(Strings choices) {
     X(Strings, pipeline_layers, "", {}, list(0, "N"), "Parallel",                                                              \
       "number of layers of each pipeline stage, in order; default: balanced")                                                  \
     X(bool, account_for_embedding_in_pipeline_split, "", false, anything(), "Parallel",                                        \
-      "count the embedding as a layer when layers are split over stages")                                                      \
+      "count the embedding as a layer when splitting layers into stages")                                                      \
     X(bool, account_for_loss_in_pipeline_split, "", false, anything(), "Parallel",                                             \
-      "count the output layer and the loss as a layer when layers are split over stages")                                      \
+      "count the output layer and the loss as a layer when splitting layers into stages")                                      \
     X(int, context_parallel_size, "cp", 1, between(1, 16384), "Parallel",                                                      \
-      "ranks over which the rows of each sample are cut, for long sequences; they gather each other's keys and values")        \
+      "ranks among which the rows of each sample are split, for long sequences; they communicate in attention, as "            \
+      "--context-parallel-method sets")                                                                                        \
     X(std::string, context_parallel_method, "", "allgather", one_of({"allgather", "alltoall"}), "Parallel",                    \
-      "allgather: each of these ranks gathers the keys and values of whole samples, for its own queries; alltoall: they "      \
-      "exchange rows for heads, and each computes the attention of whole samples for some heads (DeepSpeed-Ulysses)")          \
+      "allgather: each context-parallel rank gathers the keys and values of whole samples, for its own queries; "              \
+      "alltoall: they exchange rows for heads, and each computes the attention of whole samples for some heads "               \
+      "(DeepSpeed-Ulysses)")                                                                                                   \
     X(bool, no_sequence_parallel, "", false, anything(), "Parallel",                                                           \
-      "with tensor parallelism: keep norms and residual stream whole on every rank, instead of splitting them by "             \
-      "sequence")                                                                                                              \
+      "with tensor parallelism: every rank computes norms and residual stream for all rows, instead of splitting the "         \
+      "rows of a sequence")                                                                                                    \
     X(std::string, moe_token_dispatcher_type, "", "", one_of({"allgather", "alltoall"}), "Parallel",                           \
-      "with --expert-model-parallel-size, rows for experts go to all of its ranks, or only to those that have an expert of "   \
-      "their choice; default: the faster one by the plan")                                                                     \
+      "with --expert-model-parallel-size: rows are sent to all of its ranks (allgather), or only to those with an expert "     \
+      "that they chose (alltoall); default: the faster one by the plan")                                                       \
     X(int, zero, "", 1, between(0, 3), "Parallel",                                                                             \
       "1: shard the optimizer's state over data-parallel ranks (ZeRO-1); 2: also the gradients, which are then sent in every " \
       "micro-batch (ZeRO-2); 3: also the parameters, sent twice in every micro-batch (ZeRO-3); 0: each rank has all of them")  \
     X(int64_t, ddp_bucket_size, "", 0, between(1, 10000000000), "Parallel",                                                    \
       "parameters per message between data-parallel ranks; default: 40M, or 1M times the ranks if that is more")               \
     X(bool, no_overlap, "", false, anything(), "Parallel",                                                                     \
-      "do not overlap communication with computation: data-parallel with backward and update, tensor-parallel "                \
-      "with the products of backward; for measuring the gain of overlap")                                                      \
+      "do not overlap communication with computation: data-parallel communication with backward and update, "                  \
+      "tensor-parallel communication with backward's products; for measuring the gain of overlap")                             \
     X(int, world, "", 0, between(1, 1000000), "Plan (with --dry-run)", "number of ranks to plan for, without starting them")   \
     X(std::string, device, "", "h100",                                                                                         \
       one_of({"a100", "h100", "h200", "b200", "mi300x", "h100-pcie", "h100-nvl",     "h20",      "a100-40gb", "l40s",          \
@@ -532,10 +543,10 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, device_tflops, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                      \
       "peak of a GPU for dense bf16 products, in TFLOP/s, for the plan and for MFU; default: the device's")                    \
     X(double, device_fp8_speedup, "", 1.62, between(0.01, 100), "Plan (with --dry-run)",                                       \
-      "how many times faster products with weights are in FP8 than in bf16 (1.62 on one H100)")                                \
+      "speed of FP8 products with weights relative to bf16 (1.62 on one H100)")                                                \
     X(OptionalDouble, device_efficiency, "", {}, between(0.01, 1), "Plan (with --dry-run)",                                    \
-      "fraction of the peak (0.01 to 1) that layers reach on one GPU, as `make bench` measures; default: 0.62; of "            \
-      "h100 and h200 0.46 to 0.65, by the model's width")                                                                      \
+      "fraction of the peak (0.01 to 1) that layers reach on one GPU, as `make bench` measures; default: 0.62; h100 and "      \
+      "h200: 0.46 to 0.65, a100: 0.50 to 0.71, by the model's width")                                                          \
     X(int, node_size, "", 8, between(1, 1000000), "Plan (with --dry-run)", "GPUs in a node")                                   \
     X(OptionalDouble, intra_node_gbs, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                     \
       "bandwidth of a GPU to others in its node, in GB/s each way; default: the device's")                                     \
@@ -551,7 +562,7 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, host_memory_gib, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                    \
       "memory of a node's host, in GiB, which its GPUs share; default: 233 for each GPU, as in a DGX (2 TB for 8)")            \
     X(double, expert_imbalance, "", 1, between(1, 16384), "Plan (with --dry-run)",                                             \
-      "with --expert-model-parallel-size: choices of the busiest rank's experts, as a multiple of the mean")                   \
+      "with --expert-model-parallel-size: load of the rank with the busiest experts, as a multiple of the mean")               \
     X(OptionalDouble, device_watts, "", {}, between(1e-6, 1e6), "Plan (with --dry-run)",                                       \
       "maximum power of a GPU, in W, for the energy of a run; default: the device's (h100: 700)")                              \
     X(std::string, resume, "", "", word("DIR|auto"), "Checkpoint",                                                             \
@@ -561,16 +572,16 @@ inline Allowed one_of(Strings choices) {
       "options that may differ from the checkpoint's on a resume, such as lr or train-iters; data-order: the order of "        \
       "samples")                                                                                                               \
     X(std::string, save_every, "", "30m", word("N|DURATION"), "Checkpoint",                                                    \
-      "steps (500) or time (90s, 30m, 2h) between checkpoints; 0: only at the end; never: none at all")                        \
+      "interval between checkpoints, in steps (500) or time (90s, 30m, 2h); 0: only at the end; never: none at all")           \
     X(int64_t, keep, "", 2, at_least(0), "Checkpoint",                                                                         \
-      "number of newest checkpoints to keep, with --on-spike rollback up to two more; 0: all")                                 \
+      "number of newest checkpoints to keep, and up to two more with --on-spike rollback; 0: all")                             \
     X(int64_t, keep_every, "", 0, at_least(0), "Checkpoint",                                                                   \
-      "also save and keep every checkpoint whose step is a multiple of this; default: 0, none")                                \
+      "also save at every multiple of this number of steps, and keep these checkpoints; default: 0, none")                     \
     X(std::string, exit_after, "", "", word("DURATION"), "Checkpoint", "save a checkpoint and stop after this time (5h30m)")   \
     X(int64_t, snapshot_every, "", 0, at_least(0), "Checkpoint",                                                               \
-      "steps between snapshots in the node's memory, from which --resume auto continues a killed run; default: 0, none")       \
+      "steps between snapshots in the node's memory, from which --resume auto resumes a killed run; default: 0, none")         \
     X(std::string, snapshot_directory, "", "/dev/shm", word("DIR"), "Checkpoint",                                              \
-      "the file system in memory that holds snapshots")                                                                        \
+      "file system in memory that holds snapshots")                                                                            \
     X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \
       "training waits while a checkpoint is written; on CPUs this saves the memory of a copy")
 
@@ -580,7 +591,7 @@ inline Allowed one_of(Strings choices) {
       "number of layouts, fastest by the plan, to measure on this machine; default: 0")                                 \
     X(int, trial_steps, "", 4, between(2, 10000), "Tune", "steps of a trial of training; the first one does not count") \
     X(bool, search_fp8, "", false, anything(), "Tune",                                                                  \
-      "also search layouts with FP8 layers (--fp8-format hybrid), which change the training results")                   \
+      "also search layouts with FP8 layers (--fp8-format hybrid), which change training results")                       \
     X(bool, inference, "", false, anything(), "Tune", "search for generation instead: number of ranks, and batch size") \
     X(int, batch, "", 256, between(1, 65536), "Tune", "with --inference: maximum batch size")                           \
     X(int, max_new_tokens, "", 0, at_least(0), "Tune",                                                                  \
@@ -589,80 +600,80 @@ inline Allowed one_of(Strings choices) {
       "with --inference: maximum milliseconds per token (planned, or for 99% of the measured ones); default: no limit")
 
 // Options of `sweep`, in addition to train's.
-#define SWEEP_OPTIONS(X)                                                                                                      \
-    X(Strings, over, "", {}, gathered("NAME=VALUES"), "Sweep",                                                                \
-      "an option of train, and the values to try: lr=1e-4..1e-2, sampled by magnitude if it spans a factor of 4 or more, or " \
-      "weight-decay=0.05,0.1,0.2; may be given several times")                                                                \
-    X(int, configs, "", 16, between(1, 10000), "Sweep",                                                                       \
-      "number of initial configurations; the first is the command line's, if it sets all options of --over")                  \
-    X(int, eta, "", 3, between(2, 100), "Sweep",                                                                              \
-      "the best 1/eta of the configurations continue to runs that are eta times as long")                                     \
-    X(int, seeds, "", 3, between(1, 1000), "Sweep", "runs of each configuration in the last rung, with a seed each")          \
-    X(std::string, budget, "", "", word("DURATION"), "Sweep",                                                                 \
-      "time of the whole search (90s, 20m, 8h): runs are as long as it allows, at most --train-iters")                        \
-    X(int64_t, budget_tokens, "", 0, at_least(1), "Sweep", "tokens of the whole search (50M), instead of --budget")           \
-    X(int, jobs, "", 1, between(1, 4096), "Sweep", "number of parallel runs, which share the CPU's threads")
+#define SWEEP_OPTIONS(X)                                                                                                   \
+    X(Strings, over, "", {}, gathered("NAME=VALUES"), "Sweep",                                                             \
+      "an option of train, and the values to try: lr=1e-4..1e-2, sampled on a log scale if it spans a factor of 4 or "     \
+      "more, or weight-decay=0.05,0.1,0.2; may be given several times")                                                    \
+    X(int, configs, "", 16, between(1, 10000), "Sweep",                                                                    \
+      "number of initial configurations; the first is the command line's, if it sets all options of --over")               \
+    X(int, eta, "", 3, between(2, 100), "Sweep",                                                                           \
+      "the best 1/eta of the configurations continue to runs that are eta times as long")                                  \
+    X(int, seeds, "", 3, between(1, 1000), "Sweep", "runs of each configuration in the last rung, each with its own seed") \
+    X(std::string, budget, "", "", word("DURATION"), "Sweep",                                                              \
+      "time of the whole search (90s, 20m, 8h); runs are as long as it allows, up to --train-iters")                       \
+    X(int64_t, budget_tokens, "", 0, at_least(1), "Sweep", "tokens of the whole search (50M), instead of --budget")        \
+    X(int, jobs, "", 1, between(1, 4096), "Sweep", "number of concurrent runs, which share the CPU's threads")
 
-#define GENERATE_OPTIONS(X)                                                                                                    \
-    X(std::string, model, "", "", word("DIR"), "Model",                                                                        \
-      "model for generation: a Hugging Face directory, the output directory of a run (its newest checkpoint), a GGUF file, "   \
-      "or the name of a model in Hugging Face's cache")                                                                        \
-    ADAPTER_OPTIONS(X)                                                                                                         \
-    FORMAT_OPTIONS(X)                                                                                                          \
-    X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                       \
-      "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")                   \
-    X(std::string, prompts, "", "", word("FILE"), "Text",                                                                      \
-      "prompts from a file, one per line, or .jsonl with \"prompt\"; the output is lines of JSON, in order")                   \
-    X(bool, chat, "", false, anything(), "Text",                                                                               \
-      "the prompt is a user's message, which the model answers; without --prompt, each line of standard input is one, in one " \
-      "conversation")                                                                                                          \
-    X(std::string, chat_template, "", "", word("NAME"), "Text",                                                                \
-      "chat template: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, qwen3, olmo-2, plain; "      \
-      "default: the model's, if it is one of these")                                                                           \
-    X(std::string, system, "", "", word("TEXT"), "Text", "system message at the start of the conversation")                    \
-    X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "maximum number of tokens to generate")                \
-    X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                         \
-    X(int, batch, "", 8, between(1, 4096), "Text", "maximum batch size; memory grows with it")                                 \
-    X(bool, measure_batches, "", false, anything(), "Text",                                                                    \
-      "print a table instead of text: generation speed at batch sizes 1, 2, 4, ... up to --batch")                             \
-    X(double, max_latency, "", 0.0, between(0, 1e9), "Text",                                                                   \
-      "with --measure-batches: maximum milliseconds for 99% of a sequence's tokens; default: no limit")                        \
-    X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                               \
-      "randomness: below 1, likely tokens become likelier; 0: greedy")                                                         \
-    X(int, top_k, "", 0, at_least(0), "Sampling", "sample only from this many of the most likely tokens; default: 0, all")     \
-    X(double, top_p, "", 1.0, between(0, 1), "Sampling",                                                                       \
-      "sample only from the most likely tokens with this total probability; 1: all")                                           \
-    X(int64_t, seed, "", 1234, at_least(0), "Sampling", "seed of sampling: the same seed generates the same text")             \
-    PARALLEL_OPTIONS(X)                                                                                                        \
+#define GENERATE_OPTIONS(X)                                                                                                  \
+    X(std::string, model, "", "", word("DIR"), "Model",                                                                      \
+      "model for generation: a Hugging Face directory, the output directory of a run (its newest checkpoint), a GGUF file, " \
+      "or the name of a model in Hugging Face's cache")                                                                      \
+    ADAPTER_OPTIONS(X)                                                                                                       \
+    FORMAT_OPTIONS(X)                                                                                                        \
+    X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                     \
+      "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")                 \
+    X(std::string, prompts, "", "", word("FILE"), "Text",                                                                    \
+      "file of prompts, one per line, or .jsonl with \"prompt\"; the output is lines of JSON, in order")                     \
+    X(bool, chat, "", false, anything(), "Text",                                                                             \
+      "treat the prompt as a user's message and answer it; without --prompt, each line of standard input is a message of "   \
+      "one conversation")                                                                                                    \
+    X(std::string, chat_template, "", "", word("NAME"), "Text",                                                              \
+      "chat template: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, qwen3, olmo-2, plain; "    \
+      "default: the model's, if it is one of these")                                                                         \
+    X(std::string, system, "", "", word("TEXT"), "Text", "system message at the start of the conversation")                  \
+    X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "maximum number of tokens to generate")              \
+    X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                       \
+    X(int, batch, "", 8, between(1, 4096), "Text", "maximum batch size; memory grows with it")                               \
+    X(bool, measure_batches, "", false, anything(), "Text",                                                                  \
+      "instead of text, print a table of generation speed at batch sizes 1, 2, 4, ... up to --batch")                        \
+    X(double, max_latency, "", 0.0, between(0, 1e9), "Text",                                                                 \
+      "with --measure-batches: maximum milliseconds for 99% of a sequence's tokens; default: no limit")                      \
+    X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                             \
+      "randomness: below 1, likely tokens become likelier; 0: greedy")                                                       \
+    X(int, top_k, "", 0, at_least(0), "Sampling", "sample only from this many of the most likely tokens; default: 0, all")   \
+    X(double, top_p, "", 1.0, between(0, 1), "Sampling",                                                                     \
+      "sample only from the most likely tokens with this total probability; 1: all")                                         \
+    X(int64_t, seed, "", 1234, at_least(0), "Sampling", "seed of sampling: the same seed generates the same text")           \
+    PARALLEL_OPTIONS(X)                                                                                                      \
     CPU_OPTIONS(X)
 
-#define SERVE_OPTIONS(X)                                                                                                    \
-    X(std::string, model, "", "", word("DIR"), "Model",                                                                     \
-      "model to serve: a Hugging Face directory, the output directory of a run (its newest checkpoint), a GGUF file, or "   \
-      "the name of a model in Hugging Face's cache")                                                                        \
-    ADAPTER_OPTIONS(X)                                                                                                      \
-    FORMAT_OPTIONS(X)                                                                                                       \
-    X(std::string, served_model_name, "", "", word("NAME"), "Model",                                                        \
-      "the model's name in requests; default: its directory's name")                                                        \
-    X(std::string, chat_template, "", "", word("NAME"), "Model",                                                            \
-      "chat template, as for generate; default: the model's, if it is one of these")                                        \
-    X(std::string, host, "", "127.0.0.1", word("ADDRESS"), "Network",                                                       \
-      "address to listen on; 0.0.0.0: all of this machine's. There are no passwords and no encryption")                     \
-    X(int, port, "", 8080, between(0, 65535), "Network", "port to listen on; 0: a free one, which is printed")              \
-    X(Strings, allowed_hosts, "", {}, list(0, "NAME"), "Network",                                                           \
-      "further host names under which browsers and proxies may access this server (Host), or whose pages may (Origin); *: " \
-      "any; default: addresses, localhost and this machine's name")                                                         \
-    X(int, batch, "", 8, between(1, 4096), "Limits", "maximum batch size; memory grows with it")                            \
-    X(int, max_queue, "", 64, between(0, 4096), "Limits", "maximum number of queued requests; further ones get status 503") \
-    X(int, max_new_tokens, "", 4096, between(1, 10000000), "Limits",                                                        \
-      "maximum number of tokens that a request may generate per completion")                                                \
-    X(int, seq_length, "seq", 0, between(1, 100000000), "Limits",                                                           \
-      "maximum number of tokens of a prompt and its completion; memory grows with it; default: the model's maximum")        \
-    X(int64_t, max_body, "", 1 << 20, between(1024, 1 << 30), "Limits", "maximum request size in bytes")                    \
-    X(int, request_timeout, "", 30, between(1, 1000000), "Limits",                                                          \
-      "seconds within which a request must arrive and a finished response be read, plus one per MiB")                       \
-    X(int, timeout, "", 600, between(1, 1000000), "Limits",                                                                 \
-      "seconds after which a completion is cut off, and a request whose generation has not started gets status 503")        \
+#define SERVE_OPTIONS(X)                                                                                                  \
+    X(std::string, model, "", "", word("DIR"), "Model",                                                                   \
+      "model to serve: a Hugging Face directory, the output directory of a run (its newest checkpoint), a GGUF file, or " \
+      "the name of a model in Hugging Face's cache")                                                                      \
+    ADAPTER_OPTIONS(X)                                                                                                    \
+    FORMAT_OPTIONS(X)                                                                                                     \
+    X(std::string, served_model_name, "", "", word("NAME"), "Model",                                                      \
+      "the model's name in requests; default: its directory's name")                                                      \
+    X(std::string, chat_template, "", "", word("NAME"), "Model",                                                          \
+      "chat template, as for generate; default: the model's, if it is one of these")                                      \
+    X(std::string, host, "", "127.0.0.1", word("ADDRESS"), "Network",                                                     \
+      "address to listen on; 0.0.0.0: all addresses of this machine. There are no passwords and no encryption")           \
+    X(int, port, "", 8080, between(0, 65535), "Network", "port to listen on; 0: a free one, which is printed")            \
+    X(Strings, allowed_hosts, "", {}, list(0, "NAME"), "Network",                                                         \
+      "further host names under which browsers and proxies may access this server (Host), or whose pages may access it "  \
+      "(Origin); *: any; default: addresses, localhost and this machine's name")                                          \
+    X(int, batch, "", 8, between(1, 4096), "Limits", "maximum batch size; memory grows with it")                          \
+    X(int, max_queue, "", 64, between(0, 4096), "Limits", "maximum number of queued requests; any more get status 503")   \
+    X(int, max_new_tokens, "", 4096, between(1, 10000000), "Limits",                                                      \
+      "maximum number of tokens that a request may generate per completion")                                              \
+    X(int, seq_length, "seq", 0, between(1, 100000000), "Limits",                                                         \
+      "maximum number of tokens of a prompt and its completion; memory grows with it; default: the model's maximum")      \
+    X(int64_t, max_body, "", 1 << 20, between(1024, 1 << 30), "Limits", "maximum request size in bytes")                  \
+    X(int, request_timeout, "", 30, between(1, 1000000), "Limits",                                                        \
+      "seconds for a request to arrive, and for the client to read a finished response, plus one per MiB")                \
+    X(int, timeout, "", 600, between(1, 1000000), "Limits",                                                               \
+      "seconds after which a completion is cut off; a request whose generation has not started by then gets status 503")  \
     CPU_OPTIONS(X)
 
 #define EVAL_OPTIONS(X)                                                                                                       \
@@ -673,12 +684,13 @@ inline Allowed one_of(Strings choices) {
     FORMAT_OPTIONS(X)                                                                                                         \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                              \
       "data from `train_gpt prepare`: PREFIX PREFIX ...; each sample is read once, weights are ignored")                      \
-    X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; the second one is evaluated")       \
+    X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; the second share is evaluated")     \
     X(std::string, text, "", "", word("FILE"), "Data",                                                                        \
       "text to evaluate, instead of prepared data: a file as in prepare --input")                                             \
     READING_OPTIONS(X)                                                                                                        \
     X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                               \
-      "length of a sample, in tokens; may be above the model's longest sequence, the default, unless positions are learned")  \
+      "length of a sample, in tokens; default: the model's longest sequence, which it may exceed unless positions are "       \
+      "learned")                                                                                                              \
     X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per forward pass; memory grows with it") \
     X(int64_t, max_samples, "limit", 0, at_least(0), "Data",                                                                  \
       "maximum number of samples, or of questions per task; default: 0, all")                                                 \
@@ -700,14 +712,14 @@ inline Allowed one_of(Strings choices) {
       "model directory or name in Hugging Face's cache, output directory of a run, prepared data, tokenizer.json, " \
       "tokenizer.model, .safetensors or .gguf file; the option's name may be omitted")                              \
     X(std::string, tokenizer, "", "", word("DIR"), "What",                                                          \
-      "tokenizer that shows the first texts of prepared data; default: the one that made the data")                 \
+      "tokenizer for showing the first texts of prepared data; default: the one that made the data")                \
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")
 
 #define REPORT_OPTIONS(X)                                                                                                 \
     X(Strings, runs, "", {}, list(0, "RUN"), "What",                                                                      \
-      "runs, each by its output directory, log.jsonl or report.html, running or ended; the option's name may be omitted") \
+      "runs, each as its output directory, log.jsonl or report.html, running or ended; the option's name may be omitted") \
     X(std::string, output, "", "", word("FILE"), "What",                                                                  \
-      "the page to write; default: report.html in the run's directory, of several runs in the current one")
+      "page to write; default: report.html, in the run's directory or, for several runs, in the current one")
 
 #define CHECK_NODE_OPTIONS(X)                                                                                           \
     X(std::string, seconds, "", "10s", word("DURATION"), "Run", "time for each check")                                  \
@@ -717,41 +729,42 @@ inline Allowed one_of(Strings choices) {
 
 #define SUPERVISE_OPTIONS(X)                                                                                               \
     X(Strings, hosts, "", {}, list(0, "HOST:RANKS"), "Nodes",                                                              \
-      "nodes of the job, each with its number of ranks; the command has {hosts} (n1:8,n2:8) or {nodes} (n1,n2), {ranks}, " \
-      "and, if needed, {node-count}")                                                                                      \
+      "nodes of the job, each with its number of ranks; the command must contain {hosts} (n1:8,n2:8) or {nodes} (n1,n2), " \
+      "{ranks} and, if needed, {node-count}")                                                                              \
     X(Strings, spare, "", {}, list(0, "HOST:RANKS"), "Nodes",                                                              \
-      "nodes that replace others; without one left, a job continues on fewer ranks if its layout and batch permit that")   \
+      "nodes that replace failed ones; when none is left, a job continues on fewer ranks if its layout and batch permit")  \
     X(std::string, check, "", "", word("COMMAND"), "Nodes",                                                                \
-      "shell command that tests a node named as the cause, {host}; if it fails, the node is not used any more")            \
+      "shell command that tests {host}, a node named as the cause of a failure; if it fails, the node is no longer used")  \
     X(std::string, run, "", "", word("DIR"), "Job", "output directory of the run; default: --out in the command")          \
     X(int64_t, restarts, "", 20, between(0, 1e6), "Job", "restarts in a row without a new checkpoint before giving up")    \
     X(std::string, restart_wait, "", "10s", word("DURATION"), "Job",                                                       \
       "wait before a restart; doubled, up to 10 minutes, after each further start that saved no checkpoint")               \
     X(std::string, stall_timeout, "", "1h", word("DURATION"), "Job",                                                       \
-      "end and restart a job whose log.jsonl has had no news for this long; 0: never")
+      "end and restart a job that has written nothing to log.jsonl for this long; 0: never")
 
-#define RUNS_OPTIONS(X)                                                                                          \
-    X(Strings, folders, "", {}, list(0, "FOLDER"), "What",                                                       \
-      "folders in which to look, three levels deep; default: the current one; the option's name may be omitted") \
-    X(std::string, sort, "", "", one_of({"valid", "news"}), "Run",                                               \
-      "by validation loss, or by the latest news first; default: by name")                                       \
+#define RUNS_OPTIONS(X)                                                                                   \
+    X(Strings, folders, "", {}, list(0, "FOLDER"), "What",                                                \
+      "folders to search, three levels deep; default: the current one; the option's name may be omitted") \
+    X(std::string, sort, "", "", one_of({"valid", "news"}), "Run",                                        \
+      "order: by validation loss, or by the latest news; default: by name")                               \
     X(bool, json, "", false, anything(), "Run", "print a JSON array, for other programs")
 
-#define EXPORT_OPTIONS(X)                                                                                             \
-    X(std::string, model, "", "", word("DIR"), "What",                                                                \
-      "model to export: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")          \
-    ADAPTER_OPTIONS(X)                                                                                                \
-    X(bool, merge, "", false, anything(), "Merge", "merge the adapters into the model: W + (alpha / rank) B A")       \
-    X(std::string, out, "", "", word("DIR"), "Merge",                                                                 \
-      "directory for the model, which must not exist; without --merge: its files, without the state of its training") \
-    X(std::string, gguf, "", "", word("FILE"), "GGUF", "file to write, in the format of llama.cpp")                   \
-    X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m"}), "GGUF",          \
-      "type of the matrices, q8_0 to q4_k_m: 8 to 4 bits and scales of 16 to 32 of them; default: the model's own")   \
-    X(bool, weights_only, "", false, anything(), "GGUF", "omit the tokenizer")                                        \
+#define EXPORT_OPTIONS(X)                                                                                               \
+    X(std::string, model, "", "", word("DIR"), "What",                                                                  \
+      "model to export: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")            \
+    ADAPTER_OPTIONS(X)                                                                                                  \
+    X(bool, merge, "", false, anything(), "Merge", "merge the adapters into the model: W + (alpha / rank) B A")         \
+    X(std::string, out, "", "", word("DIR"), "Merge",                                                                   \
+      "directory for the model, which must not exist; without --merge: a copy of its files without the training state") \
+    X(std::string, gguf, "", "", word("FILE"), "GGUF", "GGUF file to write, the format of llama.cpp")                   \
+    X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m"}), "GGUF",            \
+      "type of the matrices; q8_0 to q4_k_m: 8 to 4 bits, with scales for groups of 16 to 32 weights; default: the "    \
+      "model's own")                                                                                                    \
+    X(bool, weights_only, "", false, anything(), "GGUF", "omit the tokenizer")                                          \
     X(bool, overwrite, "", false, anything(), "GGUF", "overwrite an existing file")
 
 #define IMPORT_OPTIONS(X)                                                                  \
-    X(std::string, gguf, "", "", word("FILE"), "GGUF", "file of llama.cpp to read")        \
+    X(std::string, gguf, "", "", word("FILE"), "GGUF", "GGUF file of llama.cpp to read")   \
     X(std::string, out, "", "", word("DIR"), "GGUF",                                       \
       "directory to write, which must not exist: a Hugging Face model with its tokenizer") \
     X(bool, weights_only, "", false, anything(), "GGUF", "omit the tokenizer")
