@@ -2,7 +2,7 @@
 // run.
 //   parity_check DIR reference                  one rank: writes the expected results to DIR
 //   mpirun -n N parity_check DIR [all|main|some]  every layout of N ranks, the main ones, or some of these: all for the
-//                                               first model; for each other one a third, from 4 ranks on a sixth, by turns
+//                                               first model; for each other one a sixth, from 4 ranks on a twelfth, by turns
 // Small models of several families with many options: accumulation, clipping, z-loss, masked targets, documents, uneven
 // layers, a padded vocabulary, tied and untied heads, all recompute policies, grouped queries (with more tensor-parallel
 // ranks than key/value heads where N allows). Prints `ok: ` or `FAILED: ` for each model and layout.
@@ -64,7 +64,7 @@ std::vector<Layout> layouts(int world, const std::string& what, size_t model, co
     if (what == "reference") return {{1, 1, 1, 1, true, 1, 1}};
     const int experts = k.c.mixture.on() ? k.c.mixture.experts : 0;
     std::vector<Layout> found;
-    const size_t one_of = world == 2 ? 3 : 6;  // with "some", of a model other than the first
+    const size_t one_of = world == 2 ? 6 : 12;  // with "some", of a model other than the first
     size_t n_main = 0;
     for (const int tp : {1, 2, 4, 8})
         for (const int pp : {1, 2, 4, 8})
