@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `prepare` and `curate` on several ranks: the bytes of one process; errors are reported once; a killed run resumes.
+# `prepare`, `tokenizer` and `curate` on several ranks: the bytes of one process; errors are reported once; a killed run resumes.
 golden=$(realpath "$(dirname "$0")")/golden
 . "$(dirname "$0")/lib.sh"
 allow_mpirun_everywhere
@@ -29,7 +29,7 @@ expect "setup: a tokenizer" "$program" tokenizer --input in --vocab-size 400 --o
 ranks() { "$MPIRUN" -n "$1" "$program" prepare --tokenizer tok "${@:2}"; }
 files() { for ending in bin idx meta.json mask; do if [[ -e $1.$ending ]]; then echo "$ending $(cksum <"$1.$ending")"; fi; done; }
 # The lines for people, without times, ranks and names of the output.
-notes() { grep -E '^(note|input|  |.*(tokens|pairs))' "$1" | sed "s/$2/OUT/g" | sort; }
+notes() { grep -E '^(note|input|  |.*(tokens|pairs))' "$1" | grep -v '^learning' | sed "s/$2/OUT/g" | sort; }
 
 # same NAME OPTIONS...: equal files and notes for 1, 2 and 3 ranks.
 same() {
@@ -53,6 +53,26 @@ same single --input in/a.jsonl
 same conversations --input chat1.jsonl chat2.jsonl --chat --chat-template plain
 same pairs --input pairs1.jsonl pairs2.jsonl pairs1.jsonl --preference --chat-template plain
 
+# ---- a tokenizer learned from, and measured on, the files of all ranks ----
+learn() { "$program" tokenizer --input in --vocab-size 500 --reserved-tokens 3 "$@"; }
+learn_on() { "$MPIRUN" -n "$1" "$program" tokenizer --input in --vocab-size 500 --reserved-tokens 3 "${@:2}"; }
+for type in bpe unigram; do
+    expect "tokenizer, $type: one process" learn --type $type --output tok-$type-1
+    notes out.txt tok-$type-1 >tok.notes
+    for n in 2 3 7; do
+        expect "tokenizer, $type: $n ranks" learn_on $n --type $type --output tok-$type-$n
+        notes out.txt tok-$type-$n >said.txt
+        expect "tokenizer, $type: $n ranks learn the same" cmp tok-$type-1/tokenizer.json tok-$type-$n/tokenizer.json
+        expect "tokenizer, $type: $n ranks report the same" diff tok.notes said.txt
+    done
+done
+measure=("$program" tokenizer --report tok --input in)
+expect "tokenizer --report: one process" "${measure[@]}"
+notes out.txt none >measured.txt
+expect "tokenizer --report: 3 ranks" "$MPIRUN" -n 3 "${measure[@]}"
+notes out.txt none >said.txt
+expect "tokenizer --report: 3 ranks report the same" diff measured.txt said.txt
+
 # ---- errors: one message, from the first rank that has one, and nothing is left ----
 # once NAME PATTERN COMMAND...: fails with the message, once.
 once() {
@@ -67,6 +87,9 @@ sed 's/{/[/' good.jsonl >broken.jsonl
 once "a damaged file in another rank's part" "error on rank 1 of 2.*broken.jsonl" ranks 2 --input good.jsonl good.jsonl good.jsonl broken.jsonl --output-prefix x --max-bad-lines 5%
 head -c 400 in/packed.jsonl.gz >cut.jsonl.gz
 once "a file that is cut off" "cut.jsonl.gz is not a complete gzip file" ranks 3 --input cut.jsonl.gz in/a.jsonl in/b.jsonl --output-prefix x
+printf '' >empty1.txt && printf '' >empty2.txt
+once "tokenizer: no text" "error on rank 0 of 2.*the input is empty" "$MPIRUN" -n 2 "$program" tokenizer --input empty1.txt empty2.txt --output x-tok
+once "tokenizer: a damaged file in another rank's part" "error on rank 1 of 2.*broken.jsonl" "$MPIRUN" -n 2 "$program" tokenizer --input good.jsonl good.jsonl good.jsonl broken.jsonl --output x-tok
 expect "errors leave no files" test -z "$(find . -maxdepth 1 -name 'x.*')"
 no "another command" "train_gpt inspect runs as a single process" "$MPIRUN" -n 2 "$program" inspect tok
 

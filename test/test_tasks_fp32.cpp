@@ -20,7 +20,7 @@ Tokenizer small_tokenizer(const test::TemporaryDirectory& dir) {
     o.vocab_size = 280;
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
-    tokenizer_command(o);
+    tokenizer_command(o, nullptr);
     testing::internal::GetCapturedStdout();
     testing::internal::GetCapturedStderr();
     return Tokenizer::load(dir / "tok");

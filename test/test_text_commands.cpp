@@ -550,13 +550,13 @@ TEST(TokenizerCommand, RefusesWhatCannotWork) {
     o.output = dir / "tok";
     o.vocab_size = 270;
     testing::internal::CaptureStdout();
-    EXPECT_EQ(tokenizer_command(o), 0);
+    EXPECT_EQ(tokenizer_command(o, nullptr), 0);
     testing::internal::GetCapturedStdout();
     EXPECT_EQ(Tokenizer::load(dir / "tok").vocab_size(), 270);
     const auto refused = [&](const std::function<void(TokenizerOptions&)>& change, const std::string& part) {
         TokenizerOptions bad = o;
         change(bad);
-        test::expect_error([&] { tokenizer_command(bad); }, {part});
+        test::expect_error([&] { tokenizer_command(bad, nullptr); }, {part});
     };
     refused([](auto& b) { b.output = ""; }, "--output");
     refused([](auto& b) { b.vocab_size = 257; }, "257");
@@ -597,7 +597,7 @@ TEST(TokenizerCommand, ReservesTokensAndMeasuresEachFile) {
         o.reserved_tokens = 20;
         o.pad_vocab_to_multiple = 64;
         testing::internal::CaptureStdout();
-        EXPECT_EQ(tokenizer_command(o), 0);
+        EXPECT_EQ(tokenizer_command(o, nullptr), 0);
         const std::string said = testing::internal::GetCapturedStdout();
         for (const std::string& part :
              {"tokens per word; " + (dir / "a.txt"), "tokens per word; " + (dir / "b.txt"), std::string("320 tokens")})
@@ -621,7 +621,7 @@ TEST(TokenizerCommand, ListsTheFilesThatFitWorstIfThereAreMany) {
     o.output = dir / "tok";
     o.vocab_size = 280;
     testing::internal::CaptureStdout();
-    EXPECT_EQ(tokenizer_command(o), 0);
+    EXPECT_EQ(tokenizer_command(o, nullptr), 0);
     const std::string said = testing::internal::GetCapturedStdout();
     EXPECT_NE(said.find("the 20 of 30 files with the fewest bytes per token:\n  1.000 bytes per token"), std::string::npos)
         << said;

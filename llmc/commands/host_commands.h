@@ -6,7 +6,7 @@
 struct HostCommands {
     int (*curate)(World&, const CurateOptions&);
     int (*prepare)(World&, const PrepareOptions&);
-    int (*tokenizer)(const TokenizerOptions&);
+    int (*tokenizer)(World&, const TokenizerOptions&);
     int (*report)(const ReportOptions&);
     int (*inspect)(const InspectOptions&);
     int (*runs)(const RunsOptions&);
@@ -42,7 +42,7 @@ inline int export_either(World& world, const ExportOptions& o) {
 }
 }  // namespace detail
 
-inline const HostCommands host_commands = {curate_on_ranks,   prepare_on_ranks, tokenizer_command,
+inline const HostCommands host_commands = {curate_on_ranks,   prepare_on_ranks, tokenizer_on_ranks,
                                            report_command,    inspect_command,  runs_command,
                                            supervise_command, import_command,   detail::export_either};
 #endif

@@ -87,18 +87,18 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     cli::command_named(command);
     if (command == "supervise") return supervise(arguments);
     World world = World::join();
-    if (world.size() > 1 && command != "prepare" && command != "curate") {
+    if (world.size() > 1 && command != "prepare" && command != "curate" && command != "tokenizer") {
         if (world.rank() == 0)
             print_line(stderr, "error: train_gpt " + command +
-                                   " runs as a single process; train, generate, eval, prepare and curate support several "
-                                   "ranks; HINT: omit mpirun");
+                                   " runs as a single process; train, generate, eval, prepare, curate and tokenizer support "
+                                   "several ranks; HINT: omit mpirun");
         return 2;
     }
     is_quiet() = world.rank() > 0;
     if (command == "serve") return run_command("serve", arguments, world, commands.serve);
     if (command == "curate") return run_command("curate", arguments, world, host_commands.curate);
     if (command == "prepare") return run_command("prepare", arguments, world, host_commands.prepare);
-    if (command == "tokenizer") return run_alone("tokenizer", arguments, host_commands.tokenizer);
+    if (command == "tokenizer") return run_command("tokenizer", arguments, world, host_commands.tokenizer);
     if (command == "export") return run_command("export", arguments, world, host_commands.export_model);
     if (command == "import") return run_alone("import", arguments, host_commands.import_model);
     const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted

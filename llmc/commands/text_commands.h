@@ -164,6 +164,9 @@ inline void print_prepared(const PrepareOptions& o, const ChatEncoder* chat, con
                           tokens.c_str(), (double)counts.bytes / (double)std::max<int64_t>(1, counts.tokens)));
 }
 
+// One process, or the first of several ranks.
+inline bool is_first(const InputShare* share) { return !share || share->rank() == 0; }
+
 // Runs a command on text: as one process, or with a share of the input for each rank. threads: the option for their number, by
 // default this rank's part of the machine.
 template <class Options>
@@ -180,7 +183,7 @@ struct PreparedPart {
     PrepareCounts counts;
 };
 
-// Fails on all ranks unless they see the same files, those that they write included.
+// Fails on all ranks unless they see the same files, including those that they write. written: this rank's, or empty.
 inline void check_same_files(InputShare& share, const DocumentReader& reader, const std::string& written) {
     std::string list;
     for (size_t i = 0; i < reader.file_sizes().size(); i++)
@@ -191,7 +194,7 @@ inline void check_same_files(InputShare& share, const DocumentReader& reader, co
         if (all[r].compare(0, 8, sum) != 0)
             fail("rank %zu sees other input files, or other sizes of them; HINT: all ranks need the same file system", r);
         const std::string part = all[r].substr(8);
-        if (share.rank() == 0 && !file_exists(part))
+        if (share.rank() == 0 && !part.empty() && !file_exists(part))
             fail("rank %zu writes %s, which rank 0 does not see; HINT: all ranks need the same file system", r, part.c_str());
     }
 }
@@ -258,7 +261,7 @@ inline int prepare(const PrepareOptions& given, InputShare* share) {
                               chat ? chat->recorded() : "", o.preference);
     if (share) check_same_files(*share, reader, o.output_prefix + ".bin" + writer.unfinished_ending());
     const auto [dir, name] = folder_and_name(prefix + rank_mark);
-    if (!share || share->rank() == 0) remove_unfinished_in(dir, name);  // parts of killed ranks
+    if (is_first(share)) remove_unfinished_in(dir, name);  // parts of killed ranks
     encode_and_write(o, tokenizer, chat ? &*chat : nullptr, reader, state ? &*state : nullptr, writer, counts);
     if (state) state->check_reached();
     if (share) {
@@ -288,12 +291,11 @@ inline int prepare_on_ranks(World& world, const PrepareOptions& o) {
 }
 
 // Measures how well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white
-// space); for each file, or some of many, and in total.
+// space); for each file, or some of many, and in total. With shares, rank 0 reports the files of all ranks.
 inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader, int threads, bool tells) {
     using Counts = std::array<int64_t, 4>;  // tokens, bytes, characters, words
     std::vector<Counts> counts;
     std::map<size_t, Counts> of_files;
-    Counts total{};
     for_each_chunk(
         reader, threads, "measuring",
         [&](const Chunk& chunk, size_t i) {
@@ -310,12 +312,18 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
             counts[i] = {(int64_t)tokens.size(), (int64_t)chunk.text.size(), characters, words};
         },
         [&](const Chunk& chunk, size_t i) {
-            for (size_t k = 0; k < 4; k++) {
-                total[k] += counts[i][k];
-                of_files[chunk.file][k] += counts[i][k];
-            }
+            for (size_t k = 0; k < 4; k++) of_files[chunk.file][k] += counts[i][k];
         },
         [&](size_t n) { counts.resize(n); }, tells);
+    if (InputShare* const share = reader.share()) {
+        const Strings all = share->gather(json_text(nlohmann::json(of_files)));
+        if (share->rank() > 0) return;
+        of_files.clear();
+        for (const std::string& of_rank : all) of_files.merge(nlohmann::json::parse(of_rank).get<std::map<size_t, Counts>>());
+    }
+    Counts total{};
+    for (const auto& [file, n] : of_files)
+        for (size_t k = 0; k < 4; k++) total[k] += n[k];
     if (total[0] == 0) fail("the input is empty");
     const auto fertility = [](const Counts& n) {
         const auto tokens = (double)std::max<int64_t>(1, n[0]);
@@ -371,7 +379,36 @@ inline void check_tokenizer_options(const TokenizerOptions& o) {
     }
 }
 
-// Counts the words of all texts; split(chunk, word) calls word(string_view, end of readable memory) for each of them.
+// Moves the counts of all ranks to rank 0, in messages of a few MiB.
+inline void gather_counts(InputShare& share, PieceCounts& counts) {
+    constexpr size_t most = 4 << 20;
+    struct Entry {
+        int64_t count;
+        uint64_t size;  // of the piece, whose bytes follow
+    };
+    for (bool more = true; more;) {
+        std::string mine;
+        while (share.rank() > 0 && !counts.empty() && mine.size() < most) {
+            const auto& [piece, count] = *counts.begin();
+            const Entry entry = {count, piece.size()};
+            mine.append((const char*)&entry, sizeof entry) += piece;
+            counts.erase(counts.begin());
+        }
+        more = false;
+        for (const std::string& sent : share.gather(mine)) {
+            more |= !sent.empty();
+            if (share.rank() > 0) continue;
+            Entry entry;
+            for (size_t i = 0; i < sent.size(); i += sizeof entry + entry.size) {
+                memcpy(&entry, &sent[i], sizeof entry);
+                counts[sent.substr(i + sizeof entry, entry.size)] += entry.count;
+            }
+        }
+    }
+}
+
+// Counts the words of all texts; split(chunk, word) calls word(string_view, end of readable memory) for each of them. With
+// shares, rank 0 gets the counts of all ranks, and the others get none.
 template <class F>
 PieceCounts count_words(DocumentReader& reader, int threads, F split) {
     constexpr size_t most_of_a_thread = 1 << 16;  // distinct words, before all threads' counts take them
@@ -391,17 +428,28 @@ PieceCounts count_words(DocumentReader& reader, int threads, F split) {
         },
         [](const Chunk&, size_t) {}, [](size_t) {});
     for (PieceCounter& counter : counters) collect(counter);
-    if (counts.empty()) fail("the input is empty: nothing to learn a tokenizer from in %s", reader.taken().c_str());
+    if (reader.share()) gather_counts(*reader.share(), counts);
+    if (counts.empty() && is_first(reader.share()))
+        fail("the input is empty: nothing to learn a tokenizer from in %s", reader.taken().c_str());
     return counts;
 }
-
-// Trains a tokenizer.json; sets `size` to the number of its tokens.
-inline nlohmann::ordered_json learn_bpe(const TokenizerOptions& o, DocumentReader& reader, int threads, int& size) {
+inline PieceCounts count_bpe_words(const TokenizerOptions& o, DocumentReader& reader, int threads) {
     const PreTokenizer pre_tokenizer(pretokenizer_pattern(o.pre_tokenizer));
-    const PieceCounts counts = count_words(reader, threads, [&](const Chunk& chunk, auto word) {
+    return count_words(reader, threads, [&](const Chunk& chunk, auto word) {
         const char* end = chunk.text.data() + chunk.text.size();
         pre_tokenizer.split(chunk.text, [&](std::string_view piece) { word(piece, end); });
     });
+}
+inline PieceCounts count_unigram_words(const TokenizerOptions&, DocumentReader& reader, int threads) {
+    const TextSteps steps{nlohmann::json(unigram_pre_tokenizer())};
+    return count_words(reader, threads, [&](const Chunk& chunk, auto word) {
+        steps.split(chunk.text, !chunk.continues, chunk.continues,
+                    [&](std::string_view piece) { word(piece, piece.data() + piece.size()); });
+    });
+}
+
+// Trains a tokenizer.json; sets `size` to the number of its tokens.
+inline nlohmann::ordered_json learn_bpe(const TokenizerOptions& o, const PieceCounts& counts, int& size) {
     BpeTrainer trainer(counts, o.special_tokens, o.pre_tokenizer);
     Progress progress("learning merges", o.vocab_size, "tokens");
     trainer.train(o.vocab_size, o.min_frequency, &progress);
@@ -409,12 +457,7 @@ inline nlohmann::ordered_json learn_bpe(const TokenizerOptions& o, DocumentReade
     size = trainer.vocab_size();
     return trainer.to_json();
 }
-inline nlohmann::ordered_json learn_unigram(const TokenizerOptions& o, DocumentReader& reader, int threads, int& size) {
-    const TextSteps steps{nlohmann::json(unigram_pre_tokenizer())};
-    const PieceCounts counts = count_words(reader, threads, [&](const Chunk& chunk, auto word) {
-        steps.split(chunk.text, !chunk.continues, chunk.continues,
-                    [&](std::string_view piece) { word(piece, piece.data() + piece.size()); });
-    });
+inline nlohmann::ordered_json learn_unigram(const TokenizerOptions& o, const PieceCounts& counts, int threads, int& size) {
     UnigramTrainer trainer(counts, threads);
     trainer.leave_out(o.special_tokens);
     const auto others = (int)UnigramTrainer::other_tokens(o.special_tokens);
@@ -425,23 +468,10 @@ inline nlohmann::ordered_json learn_unigram(const TokenizerOptions& o, DocumentR
     return trainer.to_json(o.special_tokens);
 }
 
-inline int tokenizer_command(const TokenizerOptions& o) {
-    const int threads = cpu::thread_count(o.threads);
-    DocumentReader reader(
-        text_input(o, o.input, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
-    if (!o.report.empty()) {
-        for (const char* name : {"vocab-size", "type", "pre-tokenizer", "special-tokens", "min-frequency", "reserved-tokens",
-                                 "pad-vocab-to-multiple", "output"})
-            if (o.given.count(name))
-                fail_usage("--report measures a tokenizer; --%s only applies when training one; HINT: omit one of them", name);
-        report_tokenizer(Tokenizer::load(tokenizer_path(o.report)), reader, threads, true);
-        return 0;
-    }
-    check_tokenizer_options(o);
-    make_directory(o.output);
+// Trains a tokenizer on the counted words, and writes it to `file`.
+inline void write_tokenizer(const TokenizerOptions& o, const PieceCounts& counts, int threads, const std::string& file) {
     int size = 0;
-    nlohmann::ordered_json learned =
-        o.type == "bpe" ? learn_bpe(o, reader, threads, size) : learn_unigram(o, reader, threads, size);
+    nlohmann::ordered_json learned = o.type == "bpe" ? learn_bpe(o, counts, size) : learn_unigram(o, counts, threads, size);
     if (size < o.vocab_size)
         print_line(stdout,
                    format("note: the text has only %s of the requested %s tokens; HINT: more text%s", with_commas(size).c_str(),
@@ -451,7 +481,7 @@ inline int tokenizer_command(const TokenizerOptions& o) {
                    format("note: %s tokens instead of the requested %s: the text has that many characters (99.95%% of it)",
                           with_commas(size).c_str(), with_commas(o.vocab_size).c_str()));
     reserve_tokens(learned, size, o.reserved_tokens, o.pad_vocab_to_multiple);
-    const std::string file = o.output + "/tokenizer.json", text = learned.dump(1) + "\n";
+    const std::string text = learned.dump(1) + "\n";
     std::error_code error;
     const auto is_same = [&] {
         try {
@@ -466,9 +496,39 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     if (std::filesystem::exists(std::filesystem::symlink_status(file, error)) && !is_same())
         print_line(stderr, "note: another " + file + " was there and is now " + set_aside(file));
     writer.commit();
+}
+
+// share: null, or of this rank. Returns the exit status.
+inline int tokenizer_command(const TokenizerOptions& o, InputShare* share) {
+    const int threads = cpu::thread_count(o.threads);
+    DocumentReader reader(
+        text_input(o, o.input, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
+    if (share) {
+        reader.read_share(*share);
+        check_same_files(*share, reader, "");
+    }
+    if (!o.report.empty()) {
+        for (const char* name : {"vocab-size", "type", "pre-tokenizer", "special-tokens", "min-frequency", "reserved-tokens",
+                                 "pad-vocab-to-multiple", "output"})
+            if (o.given.count(name))
+                fail_usage("--report measures a tokenizer; --%s only applies when training one; HINT: omit one of them", name);
+        report_tokenizer(Tokenizer::load(tokenizer_path(o.report)), reader, threads, true);
+        return 0;
+    }
+    check_tokenizer_options(o);
+    make_directory(o.output);
+    const std::string file = o.output + "/tokenizer.json";
+    const PieceCounts counts = (o.type == "bpe" ? count_bpe_words : count_unigram_words)(o, reader, threads);
+    const int to_learn = o.given.count("threads") ? threads : cpu::thread_count(0);  // the other ranks wait meanwhile
+    if (is_first(share)) write_tokenizer(o, counts, to_learn, file);
+    if (share) share->gather("");  // it is written
     if (reader.is_local()) {
         DocumentReader again(reader.input());
+        if (share) again.read_share(*share);
         report_tokenizer(Tokenizer::load(file), again, threads, false);
     }
     return 0;
+}
+inline int tokenizer_on_ranks(World& world, const TokenizerOptions& o) {
+    return run_on_ranks(world, o, &TokenizerOptions::threads, tokenizer_command);
 }
