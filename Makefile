@@ -11,8 +11,7 @@
 #                   FILTER=attention: only tests with this in their names
 # make test-all     a longer version: more layouts, kills, ladders, chaos, pairs
 # make coverage     runs the tests, reports lines and branches that none ran
-# make test-sass    checks Hopper's machine code and each kernel's resources
-#                   against dev/kernels/resources.md (WRITE=1 updates); needs nvcc
+# make test-sass    checks Hopper's machine code, dev/kernels/resources.md WRITE=1
 # make test-interop exchanges models, adapters, tokens with transformers, PEFT,
 #                   llama.cpp (pip: 6 GB)  TRANSFORMERS=5  INTEROP="models gguf"
 # make chaos        kills, full disks and damage must leave a run's bits equal
@@ -34,7 +33,8 @@
 # make lint format clean compile_commands.json    STAGES="format shell prose"
 # Variables: BACKEND=cpu|cuda|emu (default cuda if nvcc and a GPU exist; emu: the
 #            CUDA sources on an emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
-#            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)
+#            SAN=address,undefined|thread  WERROR=1 (as in CI)
+#            CXX=g++|clang++|aarch64-linux-gnu-g++ (for another CPU)
 #            ARCHS="80 90a" (GPUs to build for)  MARCH=native (CPU to build for)
 # Every program has a path: make build/BACKEND-PRECISION[-SAN][-COMPILER]/NAME
 help: ; @awk '/^\#/ { sub(/^\# ?/, ""); print; next } { exit }' Makefile
@@ -58,7 +58,7 @@ words      = $(subst -, ,$(notdir $(@D)))
 backend    = $(firstword $(words))
 precision  = $(firstword $(filter fp32 fp64,$(subst _, ,$(@F))) $(word 2,$(words)))
 sanitizer  = $(subst $(space),$(comma),$(filter address leak thread undefined,$(words)))
-march      = $(or $(findstring x86-64-v3,$(@D)),$(findstring x86-64-v4,$(@D)),$(MARCH),native)
+include scripts/cpu.mk  # march, for_cpu
 # Tests: -O1, or -Og where few kernels are called, without debug information. This, less frequent garbage collection and
 # huge pages save an eighth of the compile time. For the emulator, test/emu replaces the toolkit's headers.
 quick      = $(if $(filter host_tests,$(@F)),-Og,$(if $(filter %_tests %_check,$(@F:kernel_tests=)),-O1))
@@ -66,7 +66,7 @@ kind       = $(filter coverage debug dev,$(words))
 opt_coverage := -O1 --coverage -fprofile-update=atomic
 opt_debug := -O0 -g3
 opt_dev    = -O$(if $(filter ops.o,$(@F)),1,0) -g1
-OPT       ?= $(or $(opt_$(kind)),$(or $(quick),-O3) -g$(if $(is_test),0,1)) -march=$(march)
+OPT       ?= $(or $(opt_$(kind)),$(or $(quick),-O3) -g$(if $(is_test),0,1)) $(for_cpu)
 CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter g++%,$(compiler)),--param ggc-min-heapsize=1000000) -Wall -Wextra $(math) \
              -I. $(if $(WERROR),-Werror) -fopenmp $(vendored) $(mpi_include) $(flags_$(backend)) $(precise) -Wno-psabi \
              $(if $(sanitizer),-fsanitize=$(sanitizer) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g)
@@ -74,7 +74,7 @@ flags_emu  = -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -rdynamic \
              $(if $(filter coverage debug,$(kind)),,-Og $(if $(filter train_gpt test_%,$(@F)),-g))
 NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. $(vendored) $(mpi_include) $(precise) \
              $(if $(WERROR),-Werror all-warnings) $(foreach a,$(ARCHS:90=90a),-gencode=arch=compute_$a,code=sm_$a) \
-             -Xcompiler -march=$(march),-fopenmp,-Wall,-Wextra,-Wno-parentheses,$(subst $(space),$(comma),$(math))
+             -Xcompiler $(for_cpu),-fopenmp,-Wall,-Wextra,-Wno-parentheses,$(subst $(space),$(comma),$(math))
 precise    = $(patsubst %,-DPRECISION_%,$(subst fp,FP,$(filter fp32 fp64,$(precision))))
 # Nothing reads errno or traps; without them, loops with sqrt vectorize. Never -ffast-math: isfinite(NaN) would be true.
 math      := -fno-math-errno -fno-trapping-math
@@ -82,8 +82,8 @@ math      := -fno-math-errno -fno-trapping-math
 gpu_here   = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>&1 | grep -x "[0-9.]*"|tr -d .|sort -u)
 ARCHS     ?= $(or $(gpu_here),$(foreach a,80 90 100 120,$(if $(findstring sm_$a,$(shell $(NVCC) --list-gpu-code)),$a)))
 # Libraries; the optional ones of scripts/libraries.txt if installed. Without packages they are from scripts/vendor.sh.
-vendored  := $(if $(NODEPS),$(addprefix -isystem ,$(wildcard build/deps/include)))
-LDFLAGS   += $(if $(vendored),-Lbuild/deps/lib)
+vendored  := $(addprefix -isystem ,$(or $(other_include),$(if $(NODEPS),$(wildcard build/deps/include))))
+LDFLAGS   += $(or $(other_link),$(if $(vendored),-Lbuild/deps/lib))
 LDLIBS    += $(if $(is_test),-lgtest) -lpcre2-8 -lpthread \
              $(if $(filter cuda,$(backend)),$(libs_cuda) $(subst -Wl$(comma),-Xlinker=,$(mpi_link)),$(mpi_link))
 optional   = $(shell awk '!/^\#/ { print "\043if __has_include(<" $$2 ">)\n" $$3 "\n\043endif" }' \
@@ -93,7 +93,7 @@ libs_cuda  = -lcublasLt -lgomp $(nccl) $(patsubst %,-Xlinker=-rpath=%,$(wildcard
 nccl       = $(shell printf '\043if __has_include(<nccl.h>)\n-lnccl\n\043endif' | $(CXX) -E -P -I$(cuda_root)/include -)
 # MPI, for several ranks. Only programs that use it load it.
 MPI       ?= $(shell command -v mpicxx >/dev/null && echo 1)
-mpi_words  = $(if $(filter 1,$(MPI)),$(shell mpicxx -show 2>/dev/null))
+mpi_words  = $(if $(filter 1,$(MPI)),$(shell mpicxx -show 2>/dev/null $(other_mpi)))
 mpi_include= $(if $(mpi_words),$(patsubst -I%,-isystem %,$(filter -I%,$(mpi_words))),-DHAVE_MPI=0)
 mpi_link   = -Wl,--as-needed $(optional) $(filter-out %mpi_cxx %mpicxx %mpichcxx,$(filter -L% -l% -Wl%,$(mpi_words)))
 
@@ -139,7 +139,7 @@ build/%.d: ;
 
 deps: deps-build
 deps-%:
-	$(if $(NODEPS)$(DEPS_ARE_HERE),,@scripts/install_deps.sh $(subst +, ,$*) $(findstring clang,$(compiler)))
+	$(if $(NODEPS)$(DEPS_ARE_HERE),,@scripts/install_deps.sh $(subst +, ,$*) $(findstring clang,$(compiler)) $(other))
 train_gpt: $(build)/train_gpt ; @ln -sf $< $@
 dev debug: %: $(build)-%/train_gpt ; @ln -sf $< train_gpt
 compile_commands.json: ; @scripts/compile_commands.py
@@ -161,7 +161,7 @@ comm         := $(if $(on_cpu),$(build)/host_tests) $(gpu_bf16)/$(if $(on_gpu),c
 programs     := $(if $(on_cpu),$(addprefix $(build)/,host_tests kernel_tests) $(foreach p,fp32 fp64,\
                 build/cpu-$p$(tail)/$p_tests)) $(if $(on_gpu),$(gpu_programs),$(gpu_bf16)/gpu_tests \
                 $(if $(filter test-all,$(MAKECMDGOALS)),$(addprefix $(gpu_fp32)/,gpu_tests test_gpu_golden)))
-at_length    := $(if $(filter test-all,$(MAKECMDGOALS))$(FILTER),,ladders long_context)
+at_length    := $(if $(filter test-all,$(MAKECMDGOALS))$(FILTER),,aarch64 ladders long_context)
 scripts      := $(filter-out $(patsubst %,test/%_test.sh,$(LEAVE_OUT) $(at_length)),$(wildcard test/*_test.sh))
 ifneq ($(FILTER),)  # one program per file
 named         = $(strip $(foreach f,$1,$(if $(findstring $(FILTER),$(notdir $f)),$f)))

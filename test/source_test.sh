@@ -124,6 +124,8 @@ cpu-fp32-x/bench PRECISION_FP32
 emu-bf16-x/parity_check BACKEND_EMU
 cpu-bf16-debug/train_gpt -O0 -g3
 END
+expect "make for another CPU" made CXX=aarch64-linux-gnu-g++ MARCH=neoverse-n1 BACKEND=cpu build/cpu-bf16-x/train_gpt
+says "with its compiler's option" "aarch64-linux-gnu-g++ .*-mcpu=neoverse-n1"
 expect "make dev" made -B dev
 says "compiles several units" "DSEVERAL_UNITS"
 expect "make refuses what is no program" refused made build/cpu-bf16/nothing

@@ -31,6 +31,10 @@ inline std::string build_cpu() {
     return "AVX-512";
 #elif defined(__AVX2__)
     return "AVX2";
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return "NEON with bf16";
+#elif defined(__ARM_NEON)
+    return "NEON";
 #else
     return "the least CPU of its kind";
 #endif

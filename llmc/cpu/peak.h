@@ -119,7 +119,7 @@ inline RegisterRates measure_registers([[maybe_unused]] int threads, [[maybe_unu
     const std::string held_to = unit_of_environment();
     const auto first =
         std::find_if(units.begin(), units.end(), [&](AnyUnit u) { return held_to.empty() || held_to == name_of(u); });
-    const auto may_use = [&](AnyUnit unit) { return std::find(first, units.end(), unit) != units.end(); };
+    [[maybe_unused]] const auto may_use = [&](AnyUnit unit) { return std::find(first, units.end(), unit) != units.end(); };
 #if X86_UNITS
     if (may_use(avx512()))
         rates.fp32 = detail::register_rate(threads, seconds, detail::fma_rounds_avx512, detail::fma_flops<16>);

@@ -439,7 +439,7 @@ private:
             constexpr std::string_view special = "\n\r\t\\", letters = "nrt\\";
             if (const size_t known = special.find(c); known < special.size()) out += {'\\', letters[known]};
             else if (c == quote) out += {'\\', c};
-            else if ((c >= 0 && c < ' ') || c == 0x7f) out += format("\\x%02x", c);
+            else if ((unsigned char)c < ' ' || c == 0x7f) out += format("\\x%02x", c);
             else out += c;
         }
         return out + quote;
