@@ -1,8 +1,8 @@
 // Attention of sequences whose rows are cut over the ranks of cp (Zigzag, mesh.h), by one of two methods: exchanged heads
 // (head_exchange.h), or gathered keys, as in the training of Llama 3 (arXiv:2407.21783, 3.3.2). There a rank has the queries of
 // its two chunks; keys and values of all ranks are gathered, in backward again. With grouped queries they are a small part of
-// the rows. Masks, ALiBi and rotary positions count rows in the whole sequence. In backward a rank has gradients of all keys and
-// values that its queries see; their sums are reduce-scattered.
+// the rows. Masks, ALiBi and rotary positions count rows in the whole sequence. In backward a rank has gradients of all keys
+// and values that its queries see; their sums are reduce-scattered.
 //   all_keys  (cp, B, 2, chunk, 2 NKVl, HS)  as gathered, by rank; in backward then the gradients
 //   keys, dkeys  (2 cp, chunk, 2 NKVl, HS)   of one sequence, in its order
 // Each chunk of queries is a call: its rows, and all keys up to its end.
@@ -65,8 +65,8 @@ inline void gather_keys(const Pass& p, const floatX* qkv, const AttentionShape& 
 
 }  // namespace detail
 
-// This rank's call of attention that uses the most scratch memory: the later of its chunks, or whole sequences of the heads that
-// it receives (head_exchange.h). shape: of whole sequences, all heads.
+// This rank's call of attention that uses the most scratch memory: the later of its chunks, or whole sequences of the heads
+// that it receives (head_exchange.h). shape: of whole sequences, all heads.
 inline AttentionShape largest_call(AttentionShape shape, const Ranks& ranks) {
     const Axis& cp = ranks.mesh.cp;
     if (ranks.exchanges_heads) {

@@ -1,6 +1,6 @@
 // Tasks that measure a model while it trains (--eval-tasks): the questions, prompts and metrics of `eval --tasks`, with solved
-// examples only for tasks of CORE, tokenized once; for generative tasks (one pass per token), only the first 64 questions by default. Weights,
-// moments and the order of the data are unaffected: a run gives the same bits with and without.
+// examples only for tasks of CORE, tokenized once; for generative tasks (one pass per token), only the first 64 questions by
+// default. Weights, moments and the order of the data are unaffected: a run gives the same bits with and without.
 #pragma once
 #include <algorithm>
 #include <cstdint>
