@@ -296,7 +296,7 @@ refuse "tokenizer: truncated"               "cut.json"                      "$pr
 refuse "model missing"                      "nomodel does not exist, neither here nor in Hugging Face's cache [^ ]*; did you mean model[?]$" "$program" generate --model nomodel --prompt a
 refuse "model of the cache missing"         "hf download org/nomodel"       "$program" generate --model org/nomodel --prompt a
 refuse "more tokens than can be counted"    "exceeds the maximum of .* tokens per pass" "$program" train --size 70k --tokenizer tok --data-path good --train-iters 1 --micro-batch-size 50000 --global-batch-size 50000 --seq-length 50000
-refuse "a sequence that ranks cannot split"  "splits the 33 rows of a sequence .* into 2 equal" "$program" train --size 70k --vocab-size 300 --train-iters 1 --seq-length 33 --micro-batch-size 2 --global-batch-size 2 --tp 2 --world 2 --dry-run
+refuse "a sequence that ranks cannot split"  "cannot split the 33 rows of a sequence .* into 2 equal" "$program" train --size 70k --vocab-size 300 --train-iters 1 --seq-length 33 --micro-batch-size 2 --global-batch-size 2 --tp 2 --world 2 --dry-run
 mkdir -p other && echo '{}' >other/tokenizer.json && echo mine >other/data.bin
 expect "a tokenizer where another is"       "$program" tokenizer --input good.txt --vocab-size 300 --output other
 says "says what became of it"               "note: another other/tokenizer.json was there and is now other/tokenizer.json.1"
@@ -307,7 +307,7 @@ expect "which is as it was"                 test -d other/of/tokenizer.json.1 -a
 expect "the same tokenizer once more"       "$program" tokenizer --input good.txt --vocab-size 300 --output other
 expect "replaces itself"                    test ! -e other/tokenizer.json.2
 expect "data where a file of its name is"   "$program" prepare --input good.txt --output-prefix other/data --tokenizer tok
-says "says so, too"                         "note: other/data.bin, which is no prepared data, is now other/data.bin.1"
+says "says so, too"                         "note: other/data.bin, which is not prepared data, is now other/data.bin.1"
 expect "and leaves it"                      test "$(cat other/data.bin.1)" == mine
 expect "its own data once more"             "$program" prepare --input good.txt --output-prefix other/data --tokenizer tok
 expect "is replaced"                        test ! -e other/data.bin.2

@@ -86,7 +86,7 @@ mkdir folder && touch folder/web.idx folder/web.bin && echo text >folder/a.txt
 status "a folder as data" 1 "$program" train --preset llama-tiny --vocab-size 300 --train-iters 1 --data-path folder
 says "a folder as data: what is in it" "folder is a folder, and data is named by its PREFIX; HINT: folder/web"
 status "a text as a tokenizer" 1 "$program" prepare --input folder/a.txt --tokenizer folder/a.txt --output x
-says "a text as a tokenizer: what one is" "a.txt is no tokenizer: .*HINT: --tokenizer DIR"
+says "a text as a tokenizer: what one is" "a.txt is not a tokenizer: .*HINT: --tokenizer DIR"
 rm -r folder
 status "no vocabulary" 2 "$program" train --preset llama-tiny --train-iters 1 --data-path data
 says "no vocabulary: what to do" "HINT: --tokenizer DIR"
@@ -206,7 +206,7 @@ status "inspect of a GGUF file" 0 "$program" inspect model.gguf
 says "inspect of a GGUF file: its model" "family  *gpt2"
 says "inspect of a GGUF file: its types" "tensors of type BF16"
 status "rows that are no blocks of Q4_K" 0 "$program" export --model "my run" --gguf small.gguf --type q4_k_m
-says "rows that are no blocks of Q4_K: a note" "note: .* are in Q8_0 or F16: their rows are no multiples of 256"
+says "rows that are no blocks of Q4_K: a note" "note: .* are in Q8_0 or F16: their rows are not multiples of 256"
 status "half the name of a type" 2 "$program" export --model "my run" --gguf small2.gguf --type q4_k
 says "half the name of a type: the whole" "did you mean q4_k_m?"
 status "--gguf of a command that reads models" 2 "$program" generate --gguf model.gguf

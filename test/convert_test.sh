@@ -260,7 +260,7 @@ refuses "a task without a kind" "core.yaml: not a task of CORE: .*wino" core eva
 sed -i '/^wino/d' eval_bundle/eval_meta_data.csv
 sed -i 's/label: wino/&\n  icl_task_type: schema/' eval_bundle/core.yaml
 refuses "a task without a baseline" "eval_meta_data.csv: no line for wino" core eval_bundle
-refuses "a file for the folder" "eval_bundle/core.yaml is no directory" core eval_bundle/core.yaml
+refuses "a file for the folder" "eval_bundle/core.yaml is not a directory" core eval_bundle/core.yaml
 
 # ---- bad input ----
 refuses "another set's file" "lambada.in.jsonl:1: there is no 'goal'" piqa lambada.in.jsonl valid-labels.lst

@@ -133,7 +133,7 @@ done <<'END'
 --input raw --output out --weights raw=1 raw=1|names 'raw' twice
 --input raw --output out --budget 1000 --tokenizer missing|missing
 --input raw --output out --decontaminate missing.jsonl|missing.jsonl
---train-language en:person.txt ja:person.txt --output mended|is no classifier; HINT: another --output
+--train-language en:person.txt ja:person.txt --output mended|is not a classifier; HINT: another --output
 --input absent --output out --normalize|cannot open absent
 --input /dev/null --output out --normalize|no document was found in /dev/null
 --input raw --output out --heuristics fineweb --stop-words x|--stop-words has no effect without --heuristics gopher; HINT

@@ -164,13 +164,13 @@ for recipe in delayed current; do
 done
 
 # Unsupported combinations.
-expect "a width that is no multiple of 16: refused" refused train 1 gpt2 x --fp8 hybrid --hidden-size 72
+expect "a width that is not a multiple of 16: refused" refused train 1 gpt2 x --fp8 hybrid --hidden-size 72
 says "says which" "multiples of 16; the width is 72"
 expect "rows that are none: refused" refused train 1 gpt2 x --fp8 hybrid --seq-length 41
 says "says which" "rows (--micro-batch-size x --seq-length) is 82"
 expect "all layers in bf16: refused" refused train 1 gpt2 x --fp8 hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 3
 says "says so" "keeps all 3 layers in bf16"
-expect "experts of a width that is no multiple of 16: refused" refused train 1 mixture x --fp8 hybrid --moe-ffn-hidden-size 40
+expect "experts of a width that is not a multiple of 16: refused" refused train 1 mixture x --fp8 hybrid --moe-ffn-hidden-size 40
 says "says which" "multiples of 16; a rank's part of an expert's width is 40"
 expect "another format: refused" refused train 1 gpt2 x --fp8 int8
 expect "a start that is none: refused" refused train 1 gpt2 x --fp8 hybrid --fp8-start soon

@@ -116,7 +116,7 @@ layouts "documents and ALiBi" cut cut "${cut[@]}" -- "2 --cp 2 --context-paralle
 expect "FP8 on one rank" train 1 "context fp8" --seq-length 32 --fp8-format hybrid
 expect "FP8, cp 2" train 2 "context fp8 2" --seq-length 32 --fp8-format hybrid --cp 2
 expect "FP8, cp 2: one rank's losses" near_losses "context fp8" "context fp8 2" 8 0.02
-expect "FP8 with rows that are no multiple of 16: refused" refused train 2 x --fp8-format hybrid --cp 2 --micro-batch-size 1
+expect "FP8 with rows that are not a multiple of 16: refused" refused train 2 x --fp8-format hybrid --cp 2 --micro-batch-size 1
 says "which" "a rank's rows (--micro-batch-size x --seq-length / --context-parallel-size)"
 expect "adapters on one rank" train 1 "context adapted" --model one --lora-rank 2 --lora-dropout 0.2
 layouts "adapters" "context adapted" adapted --model one --lora-rank 2 --lora-dropout 0.2 --check-replicas 4 -- "2 --cp 2" "4 --cp 2 --tp 2"
@@ -151,7 +151,7 @@ refuses_context() { # NAME PATTERN OPTIONS...
     expect "cp with $name: refused" refused train 2 x --cp 2 "$@"
     says "why" "$pattern"
 }
-refuses_context "a sequence that it does not divide" "--context-parallel-size 2 cuts the 42 rows of a sequence into 4 equal parts" --seq-length 42
+refuses_context "a sequence that it does not divide" "--context-parallel-size 2 cannot split the 42 rows of a sequence into 4 equal parts" --seq-length 42
 refuses_context "more ranks than key/value heads" "alltoall requires a --context-parallel-size that divides the 1 key/value head; it is 2" --context-parallel-method alltoall --num-query-groups 1
 refuses_context "virtual tokens" "--context-parallel-size 2 is not available for virtual tokens" --model one --prompt-tokens 4 --seq-length 36
 refuses_context "capacities of experts" "--context-parallel-size 2 and --moe-expert-capacity-factor cannot be combined" --num-experts 4 --moe-expert-capacity-factor 1
@@ -213,7 +213,7 @@ says "which" "expert-model-parallel-size 2 does not divide the model's 5 experts
 expect "ranks that ep does not divide: refused" refused train 2 x --ep 4 --num-experts 4
 says "which" "expert-model-parallel-size 4 does not divide the 2 data-parallel ranks"
 expect "experts over more ranks than rows: refused" refused train 4 x --ep 4 --cp 2 --num-experts 4
-says "why" "--context-parallel-size 2 with --expert-model-parallel-size 4, which does not divide it"
+says "why" "--context-parallel-size 2 and --expert-model-parallel-size 4, which does not divide it"
 expect "adapters on attention, with ep" train 2 adapted --ep 2 --model mixture --lora-rank 2 --lora-targets q_proj o_proj --train-iters 3 --check-replicas 1
 on_experts=(--model mixture --lora-rank 2 --lr 1e-2)
 expect "adapters on experts, on one rank" train 1 on-experts "${on_experts[@]}"
@@ -227,7 +227,7 @@ done
 expect "one rank resumes what ep 2, tp 2 wrote" train 1 "on-experts again" "${on_experts[@]}" --resume "on-experts 4 --ep 2 --tp 2 --moe-token-dispatcher-type allgather/step_00000003"
 expect "and goes on with one rank's losses" near on-experts "on-experts again" 5
 expect "dropout of adapters on experts, with ep: refused" refused train 2 x --ep 2 --model mixture --lora-rank 2 --lora-dropout 0.1
-says "why" "lora-dropout is not available with it for adapters on experts, such as"
+says "why" "lora-dropout cannot be combined for adapters on experts, such as"
 # The same with a shared expert, after a dense layer of another width: stages of a pipeline have different layers.
 mixture+=(--moe-layer-freq "[0]*1+[1]*3" --moe-ffn-hidden-size 48 --moe-shared-expert-intermediate-size 64 --moe-shared-expert-gate)
 expect "a mixture after a dense layer on one rank" train 1 unequal "${mixture[@]}"

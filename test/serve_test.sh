@@ -35,7 +35,7 @@ for batch in 2 5 8; do
     expect "and on the fastest unit those that are written three at a time" cmp three.txt together.txt
 done
 cp speed.txt out.txt
-says "the speed is told" "^[0-9]* tokens in .*tokens/s; milliseconds per token of a text: p50 [0-9.]*, p99 [0-9.]*$"
+says "the speed is told" "^[0-9]* tokens in .*tokens/s; milliseconds per token of a sequence: p50 [0-9.]*, p99 [0-9.]*$"
 expect "samples differ" test "$(awk 'BEGIN { RS = "\n---\n" } { print }' alone.txt | sort -u | wc -l)" -gt 5
 sampled 5 --seed 5 >other.txt
 expect "so do seeds" refused cmp -s alone.txt other.txt
@@ -49,14 +49,14 @@ done
 # The batch size.
 measured() { "$program" generate --model gpt --prompt "A fish" --max-new-tokens 12 --measure-batches --batch 5 "$@"; }
 expect "numbers of texts are measured" measured
-says "and the fastest is named" "^the most tokens: --batch [1-5], [0-9]* a second$"
+says "and the fastest is named" "^highest throughput: --batch [1-5], [0-9]* tokens/s$"
 cp out.txt measured.txt
 expect "1, 2, 4, 5 of them" test "$(awk 'NF == 8 && $3 == "ms" && $4 > 0 && $5 >= $4 && $6 > 0 { printf "%d ", $1 }' measured.txt)" == "1 2 4 5 "
 expect "in 80 columns" test -z "$(awk 'length > 80' measured.txt)"
 expect "a bound that all keep" measured --max-latency 100000
 says "it is kept" "within --max-latency: --batch"
 expect "a bound that none keeps" refused measured --max-latency 0.00001
-says "it says what is possible" "no batch size keeps --max-latency 1e-05: the closest is --batch [1-5] with [0-9.]* ms"
+says "it says what is possible" "no batch size meets --max-latency 1e-05: the closest is --batch [1-5] with [0-9.]* ms"
 expect "too few tokens to measure any" refused "$program" generate --model gpt --prompt "A fish" --max-new-tokens 2 --measure-batches
 says "which it says" "HINT: --max-new-tokens 50"
 [[ -n ${SAN:-} ]] || (
@@ -83,7 +83,7 @@ grep '^{' out.txt >again.jsonl
 expect "give the same" cmp again.jsonl lines.jsonl
 echo '{"text": "A fish"}' >bad.jsonl
 expect "a line without a prompt" refused "$program" generate --model gpt --prompts bad.jsonl
-says "it is named" 'bad.jsonl, line 1, is no JSON object with a text under "prompt"'
+says "it is named" 'bad.jsonl, line 1, is not a JSON object with a string under "prompt"'
 expect "prompts twice" refused "$program" generate --model gpt --prompts prompts.txt --prompt x
 : >empty.txt
 expect "an empty file" refused "$program" generate --model gpt --prompts empty.txt

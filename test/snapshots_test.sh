@@ -81,5 +81,5 @@ expect "back: the same bits" same_tensors torn-whole back
 expect "the plan" eval "(train planned --snapshot-every 5 --dry-run)"
 says "names the snapshots" "snapshots .*every 5 steps in /dev/shm, at most 2 of"
 no "snapshots without checkpoints" "needs checkpoints" eval "(train none --snapshot-every 5 --save-every never)"
-no "a directory that is none" "is no directory" eval "(train none --snapshot-every 5 --snapshot-directory /nowhere)"
+no "a directory that is none" "is not a directory" eval "(train none --snapshot-every 5 --snapshot-directory /nowhere)"
 expect "nothing is left in memory" test -z "$(ls -A "$memory")"

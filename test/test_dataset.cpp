@@ -457,7 +457,7 @@ TEST(Shards, PatternInOrder) {
     expect_error([&] { TokenDataset::open(dir / "train_*.bin"); }, {"different tokenizers"});
     write_file(dir / "m_0.bin", good_bin());
     write_file(dir / "m_0.idx", good_index());
-    expect_error([&] { TokenDataset::open(dir / "m_?.bin"); }, {"m_0.bin", "no llm.c token shard"});
+    expect_error([&] { TokenDataset::open(dir / "m_?.bin"); }, {"m_0.bin", "not an llm.c token shard"});
 }
 
 TEST(Shards, Damaged) {
@@ -468,15 +468,15 @@ TEST(Shards, Damaged) {
         expect_error([&] { TokenDataset::open(dir / "s.bin"); }, {"s.bin", what});
     };
     const std::string good = shard(20240520, 1, 3, tokens);
-    refuse("", "is not a llm.c token shard");
-    refuse(good.substr(0, 3), "is not a llm.c token shard");
+    refuse("", "is not an llm.c token shard");
+    refuse(good.substr(0, 3), "is not an llm.c token shard");
     refuse(good.substr(0, 1023), "truncated");
     for (const int n : {0, 2, 4, -1, INT_MIN, INT_MAX}) refuse(shard(20240520, 1, n, tokens), "truncated or damaged");
     refuse(good.substr(0, good.size() - 1), "truncated or damaged");
     refuse(good + "x", "truncated or damaged");
     refuse(shard(20240520, 2, 3, tokens), "version 2");
     refuse(shard(20240801, 1, 3, tokens), "version 1");
-    refuse(shard(20240521, 1, 3, tokens), "is not a llm.c token shard");
+    refuse(shard(20240521, 1, 3, tokens), "is not an llm.c token shard");
 }
 
 }  // namespace test_dataset

@@ -59,7 +59,7 @@ TEST(DocumentReader, ReadsJsonLines) {
                      "{\"text\": \"one\\ntwo \\u3042\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"\"}\n{\"text\": \"three\"}");
     EXPECT_EQ(documents(file, "file"), (Texts{"one\ntwo あ", "three"}));
     test::write_file(file, "{\"text\": 3}\n\n{\"text\": \n");
-    test::expect_error([&] { documents(file, "file"); }, {file + ":1", "not a text", file + ":3", "JSON"});
+    test::expect_error([&] { documents(file, "file"); }, {file + ":1", "not a string", file + ":3", "JSON"});
     test::expect_error([&] { documents(file, "file", "body"); }, {file + ":1", "body", "--json-keys"});
     test::expect_error([&] { DocumentReader({{dir / "none.txt"}}); }, {"none.txt"});
     test::expect_error([&] { DocumentReader reader(TextInput{}); }, {"--input"});

@@ -1,4 +1,4 @@
-// Files that are no plain text by their names or their mark-up: tables, pages, XML, articles of WikiExtractor; texts in other
+// Files that are no plain text by their names or their markup: tables, pages, XML, articles of WikiExtractor; texts in other
 // encodings; folders with files that cannot be read; small files that claim much.
 #include <gtest/gtest.h>
 
@@ -144,7 +144,7 @@ TEST(Json, PythonsNumbersThatAreNone) {
     const Read found = read(input);
     EXPECT_EQ(found.texts, (Texts{"NaN \" Infinity", "b"}));
     EXPECT_EQ(found.chunks[0].fields.object(), R"({"b":[null,null,-1],"score":null})");
-    test::expect_error([&] { read_file(dir / "b.jsonl", "{\"text\": NaN}\n"); }, {"'text' is not a text but null"});
+    test::expect_error([&] { read_file(dir / "b.jsonl", "{\"text\": NaN}\n"); }, {"'text' is not a string but null"});
     test::expect_error([&] { read_file(dir / "b.jsonl", "{\"text\": nan}\n"); }, {"not valid JSON"});
 }
 
@@ -173,7 +173,7 @@ TEST(Markup, IsNotLearned) {
         {"a.txt", xml, "XML (<book>)"},
         {"a.xml", "<TEI>\n</TEI>", "XML (<tei>)"},
         {"dump", "<mediawiki xmlns=\"x\">\n<page>", "wikiextractor"},
-        {"a.txt", tags, "tags of mark-up"},
+        {"a.txt", tags, "markup tags"},
         {"a.ipynb", "{\n \"cells\": []\n}", "Jupyter"},
         {"shard.00000.mds", "abc", "MosaicML"},
         {"a.npy", "abc", "NumPy"},
@@ -380,7 +380,7 @@ TEST(Budgets, ZerosInAnArchive) {
         [&] {
             while (in->read(part.data(), part.size()) > 0) continue;
         },
-        {"a.txt.zst", "became more than", "decompress it first"});
+        {"a.txt.zst", "expands to more than", "decompress it first"});
 #endif
 }
 

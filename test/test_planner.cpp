@@ -454,7 +454,7 @@ TEST(Planner, ContextParallelTraffic) {
     expect_error([&] { make_plan(in); }, {"context-parallel-size 3", "8 ranks"});
     in.cp = 8;
     in.T = 72;
-    expect_error([&] { make_plan(in); }, {"--context-parallel-size 8 cuts the 72 rows", "multiple of 16"});
+    expect_error([&] { make_plan(in); }, {"--context-parallel-size 8 cannot split the 72 rows", "multiple of 16"});
 }
 
 // Messages to all ranks, or only to those with an expert of a row's choice, if at most 2 of 3 rows go to each.

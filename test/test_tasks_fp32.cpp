@@ -123,9 +123,9 @@ TEST(ReadTask, RefusesWithFileAndLine) {
         {R"({"context": "a", "choices": {"0": " b", "1": " c"}, "gold": 0})", "'choices' is not a list of two"},
         {R"({"context": "a", "choices": [" b", ""], "gold": 0})", "choices[1] is empty"},
         {R"({"context": "a", "choices": [" ", " c"], "gold": 0})", "choices[0] is empty"},
-        {R"({"context": "a", "choices": [" b", 3], "gold": 0})", "choices[1] is not a text"},
-        {R"({"context": 3, "choices": [" b", " c"], "gold": 0})", "'context' is not a text"},
-        {R"({"contexts": ["a", null], "target": " c", "gold": 0})", "contexts[1] is not a text"},
+        {R"({"context": "a", "choices": [" b", 3], "gold": 0})", "choices[1] is not a string"},
+        {R"({"context": 3, "choices": [" b", " c"], "gold": 0})", "'context' is not a string"},
+        {R"({"contexts": ["a", null], "target": " c", "gold": 0})", "contexts[1] is not a string"},
         {R"({"contexts": ["a"], "target": " c", "gold": 0})", "'contexts' is not a list of two"},
         {R"({"context": "a", "choices": [" b", " c"], "gold": []})", "'gold' is an empty list"},
         {R"({"context": "a", "choices": [" b", " c"], "gold": [1, 1]})", "'gold' has 1 twice"},
@@ -400,7 +400,7 @@ TEST(Metrics, LengthsDoNotCountTheDelimiter) {
     expect(example(""), {" b", "cd"}, {"b", "cd"});
     expect(example(R"(, "target_delimiter": "")"), {" b", "cd"}, {" b", "cd"});
     expect(example(R"(, "target_delimiter": ": ")"), {":  b", ": cd"}, {" b", "cd"});
-    test::expect_error([&] { example(R"(, "target_delimiter": 1)"); }, {"'target_delimiter' is not a text"});
+    test::expect_error([&] { example(R"(, "target_delimiter": 1)"); }, {"'target_delimiter' is not a string"});
 }
 
 TEST(Metrics, LastWordAndContexts) {

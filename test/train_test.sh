@@ -243,7 +243,7 @@ unusual() {
     says "$1: with a warning" "^warning: .*$2"
 }
 unusual "a high learning rate" "lr 2 is above 0.1" --lr 2
-unusual "a strong weight decay" "takes 300% off the weights in each update" --weight-decay 1000
+unusual "a strong weight decay" "shrinks the weights by 300% in each update" --weight-decay 1000
 unusual "wide initial weights" "init-method-std 100 is above 1" --init-method-std 100
 unusual "an endless validation" "eval-iters 1,000,000,000 batches, and training only --eval-interval 6" --eval-iters 1B
 unusual "more threads than CPUs" "threads [0-9]* on .* CPUs* that this process may use" --threads $((5 * $(nproc)))

@@ -149,13 +149,13 @@ writes=(--inference --seq-length 1024 --vocab-size 32000)
 expect "several copies write the most" test "$(grep -A 4 '"best"' writing.json | number copies /dev/stdin)" -ge 4
 expect "a token comes soonest from all eight" test "$(grep -A 5 '"front"' writing.json | number tensor_parallel /dev/stdin)" == 8
 expect "a bound of its time" "$program" tune --preset llama2-7b "${writes[@]}" --world 8 --max-latency 4 --out bound
-says "is kept" "The most tokens within 4 ms a token"
-expect "with a page" grep -q "None is better in both" bound/inference.html
+says "is kept" "Highest throughput within 4 ms a token"
+expect "with a page" grep -q "No other choice is better in both" bound/inference.html
 expect "and what was refused" grep -q ">Refused<" bound/inference.html
 expect "one text at a time" "$program" tune --preset llama2-7b "${writes[@]}" --world 1 --batch 1 --out one
 expect "nothing was refused: no such part" refused grep -q ">Refused<" one/inference.html
 refuses "a bound that none keeps" "the shortest time per token is .* ms, with --tp 8" --preset llama2-7b "${writes[@]}" --world 8 --max-latency 0.01
-refuses "a model that is too large" "one text needs .* GiB of a rank at least" --preset gpt3-175b "${writes[@]}" --world 2
+refuses "a model that is too large" "one sequence needs at least .* GiB per rank" --preset gpt3-175b "${writes[@]}" --world 2
 refuses "a batch of training" "HINT: omit one of them" --preset llama2-7b "${writes[@]}" --world 8 --global-batch-size 8
 refuses "a bound of training" "max-latency requires --inference" "${run[@]}" --world 8 --max-latency 4
 refuses "measuring without a model" "HINT: --model DIR" --preset llama-tiny "${writes[@]}" --trials 1

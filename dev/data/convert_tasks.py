@@ -415,7 +415,7 @@ def core_tasks(bundle):
 def convert_core(bundle, output):
     """The questions are shuffled as in nanochat, so that the first N of each file are its N."""
     if not os.path.isdir(bundle):
-        raise BadInput(f"{bundle} is no directory; core reads the one with core.yaml, eval_meta_data.csv and eval_data")
+        raise BadInput(f"{bundle} is not a directory; core reads the one with core.yaml, eval_meta_data.csv and eval_data")
     tasks = list(core_tasks(bundle))
     os.makedirs(output, exist_ok=True)
     for label, path, keys, prompt in tasks:

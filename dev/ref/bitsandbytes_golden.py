@@ -11,7 +11,7 @@ from bitsandbytes.functional import dequantize_4bit, dequantize_blockwise, quant
 from safetensors.torch import save_file
 
 # Double quantization has groups of 256 blocks of 64; the second matrix has 257. The CPU code of bitsandbytes 0.50.2 decodes rows of 96
-# numbers with the factors of other blocks than it encoded them with: an even width that is no multiple of the block.
+# numbers with the factors of other blocks than it encoded them with: an even width that is not a multiple of the block.
 MATRICES = {"plain": (24, 128, "nf4", False), "nested": (257, 64, "nf4", True), "fp4": (16, 70, "fp4", False)}
 
 

@@ -263,8 +263,8 @@ inline void reject_lfs_pointer(int fd, size_t size, const std::string& path) {
     if (size < start.size() || size > 1024 || pread(fd, bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes) return;
     if (std::string_view(bytes, sizeof bytes) != start) return;
     close(fd);
-    fail_unsupported("%s is a Git LFS pointer, not the file that it stands for; HINT: git lfs install; git -C %s lfs pull",
-                     path.c_str(), folder_and_name(path).first.c_str());
+    fail_unsupported("%s is a Git LFS pointer, not the file itself; HINT: git lfs install; git -C %s lfs pull", path.c_str(),
+                     folder_and_name(path).first.c_str());
 }
 // Opens a file for reading and returns its descriptor and size. Symbolic links are followed; a pipe or device is rejected
 // instead of waited for.
@@ -648,7 +648,7 @@ public:
         if (fd_ < 0) fail_to_write(kept, errno);
         struct stat st {};
         std::string problem;
-        if (flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) problem = "another process writes it";
+        if (flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) problem = "another process is writing it";
         else if (fstat(fd_, &st) != 0 || (size_t)st.st_size < bytes) problem = format("it has fewer than %zu bytes", bytes);
         else if (ftruncate(fd_, (off_t)bytes) != 0 || lseek(fd_, 0, SEEK_END) < 0) problem = strerror(errno);
         if (!problem.empty()) {

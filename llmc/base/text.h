@@ -134,7 +134,7 @@ inline std::string shell_command(const Strings& words) {
 }
 
 // The words of a command as a shell splits it: blanks separate them; quotes and backslashes protect. `problem` gets why the
-// text is no list of words ("needs a shell for '|'").
+// text is not a list of words ("needs a shell for '|'").
 inline Strings split_words(const std::string& command, std::string& problem) {
     Strings words;
     bool in_word = false;

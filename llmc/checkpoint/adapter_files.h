@@ -169,7 +169,7 @@ inline void check_names(const HfReader& in, const char* key) {
         return name.is_string() && !name.get_ref<const std::string&>().empty();
     };
     if (!is_name(names) && !(names.is_array() && std::all_of(names.begin(), names.end(), is_name)))
-        in.wrong(key, "a list of names of matrices, or one text");
+        in.wrong(key, "a list of names of matrices, or a string");
 }
 
 [[noreturn]] inline void refuse_adapters_of(const HfReader& in, const char* key) {
@@ -192,7 +192,7 @@ inline void refuse_other_adapters(const HfReader& in) {
     in.text("base_model_name_or_path", "");  // reports another type
     for (const char* key : {"target_modules", "exclude_modules"}) check_names(in, key);
     if (!in.absent("init_lora_weights") && !j["init_lora_weights"].is_boolean() && !j["init_lora_weights"].is_string())
-        in.wrong("init_lora_weights", "true, false or a text");
+        in.wrong("init_lora_weights", "true, false or a string");
     if (const nlohmann::json start = j.value("init_lora_weights", nlohmann::json()); start.is_string())
         for (const char* changes : {"pissa", "olora", "loftq", "corda", "lora_ga"})  // these also change the base
             if (start.get<std::string>().find(changes) == 0)

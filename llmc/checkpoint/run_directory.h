@@ -149,7 +149,7 @@ inline std::string model_directory(const std::string& path) {
              hint_on_missing_path(path, "a model is a Hugging Face directory, or the output directory of a run").c_str());
     if (!is_folder(directory))
         fail(
-            "%s is no directory; HINT: a model is a Hugging Face directory, the output directory of a run, or a "
+            "%s is not a directory; HINT: a model is a Hugging Face directory, the output directory of a run, or a "
             "file of llama.cpp (.gguf)",
             path.c_str());
     return directory;

@@ -108,7 +108,7 @@ struct NodeCheck {
                 be::upload(ctx, there, (second ? inverse : pattern).data(), piece);
                 if (faulty("flip-memory")) flip(there, words / 3);
                 if (be::word_sum(ctx, there, words, 0) != sums[second] && problem.empty())
-                    problem = format("bits of the %zu. 256 MiB do not keep their values", pieces.size());
+                    problem = format("block %zu of 256 MiB does not keep its bits", pieces.size());
             }
         }
         const double bytes = 4.0 * piece * pieces.size();

@@ -54,7 +54,7 @@ inline ClassifierTask classifier_task(const CurateOptions& o) {
     refuse_together(!o.train_language.empty() && !o.train_quality.empty(), "--train-language", "--train-quality",
                     "each trains a classifier", "use two commands");
     if (!trains && o.language_model.empty() == o.quality_model.empty())
-        fail_usage("--measure-on measures a model; HINT: name it by either --language-model FILE or --quality-model FILE");
+        fail_usage("--measure-on measures a model; HINT: --language-model FILE or --quality-model FILE names it");
     const bool quality = !o.train_quality.empty() || (!trains && !o.quality_model.empty());
     const std::string option = !trains ? "measure-on" : quality ? "train-quality" : "train-language";
     const std::string model = quality ? "quality-model" : "language-model";
@@ -66,7 +66,7 @@ inline ClassifierTask classifier_task(const CurateOptions& o) {
             std::find(used.begin(), used.end(), name) != used.end() || name == option || name == (trains ? "output" : model);
         if (!is_used && value != defaults[name])
             fail_usage("--%s has no effect with --%s: %s", name.c_str(), option.c_str(),
-                       trains ? "a classifier is trained, and no corpus is curated" : "a classifier is measured");
+                       trains ? "training a classifier does not curate a corpus" : "a classifier is measured");
     }
     return {trains, quality, option};
 }
@@ -76,7 +76,7 @@ inline void check_output_of_classifier(const CurateOptions& o, const ClassifierT
     make_directory(std::filesystem::absolute(o.output).parent_path().string());
     if (std::error_code error; std::filesystem::exists(o.output, error)) {
         if (beginning_of(o.output, 8) != TextClassifier::magic)
-            fail("%s exists and is no classifier; HINT: another --output", o.output.c_str());
+            fail("%s exists and is not a classifier; HINT: another --output", o.output.c_str());
     }
 }
 

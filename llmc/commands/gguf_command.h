@@ -30,8 +30,8 @@ namespace detail {
 inline ModelConfig config_for_gguf(ModelConfig c, const GgufArchitecture& a) {
     if (c.window != 0 && a.window_interval == 0) {
         if (c.window < c.T) {
-            print_line(stderr, format("note: llama.cpp has no sliding window for %s: the context is limited to the window's %d "
-                                      "tokens, where the model is the same",
+            print_line(stderr, format("note: llama.cpp has no sliding window for %s: the context is limited to the window's "
+                                      "%d tokens, within which the model is the same",
                                       a.name, c.window));
             c.T = c.window;
         }
@@ -94,7 +94,7 @@ inline void note_other_types(const std::vector<WrittenTensor>& all, const GgufFi
     }
     if (others > 0)
         print_line(stderr,
-                   format("note: %s of %s are in Q8_0 or F16: their rows are no multiples of %d, the numbers in a block of %s",
+                   format("note: %s of %s are in Q8_0 or F16: their rows are not multiples of %d, the block size of %s",
                           with_commas(others).c_str(), counted(matrices, "matrix", "matrices").c_str(), block, type.word));
 }
 

@@ -73,9 +73,9 @@ inline void print_notes(const PrepareCounts& counts, const PrepareOptions& o, co
     if (counts.lost > 0) {
         const std::string places = tokenizer.of_bytes() ? counted(counts.lost, "byte")
                                                         : counted(counts.lost, "place in the text", "places in the text");
-        print_line(stderr,
-                   format("note: %s without a token in this tokenizer: dropped or made its unknown token, as in transformers",
-                          places.c_str()));
+        print_line(stderr, format("note: %s without a token in this tokenizer: dropped or replaced by its unknown token, as in "
+                                  "transformers",
+                                  places.c_str()));
     }
 }
 

@@ -53,7 +53,7 @@ inline std::pair<size_t, double> parse_weight(const std::string& text, const std
     }
     if (found.size() == 1) return {found[0], weight};
     fail_usage("--weights names '%s', which %s --input; its sources are %s", name.c_str(),
-               found.empty() ? "is no name of" : "is the name of several of", known.c_str());
+               found.empty() ? "is not the name of" : "is the name of several of", known.c_str());
 }
 
 inline std::vector<MixedSource> mix_sources(const std::vector<std::string>& names, const std::vector<double>& sizes,

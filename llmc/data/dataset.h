@@ -198,13 +198,13 @@ inline bool has_shard_magic(std::string_view begin) {
 // Checks a shard's header; returns its type and number of tokens.
 inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
     const char* path = file.path().c_str();
-    if (!has_shard_magic(file.text())) fail("%s is not a llm.c token shard (magic number 20240520 or 20240801)", path);
+    if (!has_shard_magic(file.text())) fail("%s is not an llm.c token shard (magic number 20240520 or 20240801)", path);
     if (file.size() < shard_header_bytes)
         fail("%s is truncated: it has %zu bytes, but its header needs %zu", path, file.size(), shard_header_bytes);
     const bool wide = load_number<int32_t>(file.data()) == 20240801;
     const int version = load_number<int32_t>(file.data() + 4), n = load_number<int32_t>(file.data() + 8), known = wide ? 7 : 1;
     if (version != known)
-        fail("%s is a llm.c token shard of version %d; this program reads version %d of its kind", path, version, known);
+        fail("%s is an llm.c token shard of version %d; this program reads version %d of its kind", path, version, known);
     const TokenType type = wide ? TokenType::u32 : TokenType::u16;
     const size_t in_file = (file.size() - shard_header_bytes) / bytes_per_token(type);
     if (n < 0 || (size_t)n != in_file || file.size() != shard_header_bytes + in_file * bytes_per_token(type))
@@ -372,7 +372,7 @@ private:
         MappedFile map(path);
         if (!has_shard_magic(map.text()))
             fail(
-                "%s is not a llm.c token shard and has no .idx next to it; HINT: `train_gpt prepare --input TEXT --output "
+                "%s is not an llm.c token shard and has no .idx next to it; HINT: `train_gpt prepare --input TEXT --output "
                 "PREFIX` converts text to data",
                 path.c_str());
         const auto [type, n] = read_shard_header(map);
@@ -392,7 +392,8 @@ private:
         for (const std::string& path : paths) {
             if (is_file(without_extension(path) + ".idx"))
                 fail(
-                    "'%s' matches %s, which is no llm.c token shard; HINT: patterns are for shards; name each Megatron dataset",
+                    "'%s' matches %s, which is not an llm.c token shard; HINT: patterns are for shards; name each Megatron "
+                    "dataset",
                     pattern.c_str(), path.c_str());
             add_shard(path);
         }
@@ -523,7 +524,7 @@ public:
         if (origin_) origin_->check();
         if (file_exists(idx_path_)) unlink(bin_path_.c_str());  // first: without its index it would look like a user's file
         else if (file_exists(bin_path_) && !owns_bin_)
-            print_line(stderr, "note: " + bin_path_ + ", which is no prepared data, is now " + set_aside(bin_path_));
+            print_line(stderr, "note: " + bin_path_ + ", which is not prepared data, is now " + set_aside(bin_path_));
         unlink(idx_path_.c_str());  // an old index must not be paired with the new tokens
         unlink(mask_path_.c_str());
         unlink(origin_path_.c_str());

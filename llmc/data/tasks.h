@@ -164,7 +164,7 @@ private:
     bool has(const char* key) const { return j_.contains(key); }
 
     std::string text(const nlohmann::json& value, const std::string& name, bool may_be_empty) const {
-        if (!value.is_string()) fail("%s: %s is not a text", where_, name.c_str());
+        if (!value.is_string()) fail("%s: %s is not a string", where_, name.c_str());
         const std::string s = value.get<std::string>();
         if (!may_be_empty && (s.empty() || (s == " " && !has("target_delimiter"))))
             fail("%s: %s is empty: there is nothing to score", where_, name.c_str());
@@ -173,7 +173,7 @@ private:
     std::vector<std::string> texts(const char* key, size_t least, bool may_be_empty) const {
         const auto& list = j_[key];
         if (!list.is_array() || list.size() < least)
-            fail("%s: '%s' is not a list of %s texts", where_, key, least == 2 ? "two or more" : "one or more");
+            fail("%s: '%s' is not a list of %s strings", where_, key, least == 2 ? "two or more" : "one or more");
         std::vector<std::string> found;
         for (size_t i = 0; i < list.size(); i++) found.push_back(text(list[i], format("%s[%zu]", key, i), may_be_empty));
         return found;
@@ -213,7 +213,7 @@ private:
     void read_written(TaskExample& e, TaskForm& form) const {
         e.continuations = texts("references", 1, true);
         e.stops = has("until") ? texts("until", 1, true) : std::vector<std::string>{"\n"};
-        if (std::count(e.stops.begin(), e.stops.end(), "")) fail("%s: 'until' has an empty text", where_);
+        if (std::count(e.stops.begin(), e.stops.end(), "")) fail("%s: 'until' has an empty string", where_);
         const std::string& context = e.contexts[0];
         e.joint = has("target_delimiter") ? text(j_["target_delimiter"], "'target_delimiter'", true)
                   : without_trailing_space(context).size() < context.size() ? ""

@@ -116,7 +116,7 @@ __device__ __forceinline__ void store_columns(uint8_t* out, CodeTile& tile, cons
 
 inline void check_codes(const Codes& q, int N, int C, bool aligned) {
     CHECK((!q.transposed || N % 16 == 0) && C % 16 == 0 && aligned && aligned_16(q.codes, q.transposed),
-          "codes (%d, %d) want sizes and addresses that are multiples of 16", N, C);
+          "codes (%d, %d) require sizes and addresses that are multiples of 16", N, C);
 }
 
 // Writes the codes of a pack of numbers to `codes`, which is aligned to the pack's size.

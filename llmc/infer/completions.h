@@ -242,7 +242,7 @@ private:
         std::string all;
         for (const nlohmann::json& part : value) {
             if (!part.is_object() || part.value("type", nlohmann::json()) != "text" || !part.contains("text"))
-                throw ApiError{400, "a part of a message is no text", "messages"};
+                throw ApiError{400, "a part of a message is not text", "messages"};
             all += text("text", part["text"]);
         }
         return all;
@@ -250,14 +250,14 @@ private:
 
     void stops(const nlohmann::json& value) {
         const nlohmann::json list = value.is_array() ? value : nlohmann::json::array({value});
-        if (list.size() > most_stops) throw ApiError{400, format("'stop' has more than %d texts", most_stops), "stop"};
+        if (list.size() > most_stops) throw ApiError{400, format("'stop' has more than %d strings", most_stops), "stop"};
         for (const nlohmann::json& one : list) {
             r_.stops.push_back(text("stop", one));
-            if (r_.stops.back().empty()) throw ApiError{400, "'stop' has an empty text", "stop"};
+            if (r_.stops.back().empty()) throw ApiError{400, "'stop' has an empty string", "stop"};
         }
     }
     void stream_options(const nlohmann::json& value) {
-        if (!value.is_object()) throw ApiError{400, "'stream_options' is no object", "stream_options"};
+        if (!value.is_object()) throw ApiError{400, "'stream_options' must be an object", "stream_options"};
         for (const auto& [key, option] : value.items()) {
             if (key != "include_usage")
                 throw ApiError{400, "unrecognized parameter 'stream_options." + printable(key) + "'", "stream_options"};

@@ -288,7 +288,7 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
     for (const std::string& file : o.tasks)
         if (!file_exists(file) && file.find_first_of("./") == std::string::npos)
             fail_usage(
-                "--tasks has '%s', which is no file; HINT: %s.jsonl, made by dev/data/convert_tasks.py from the published "
+                "--tasks has '%s', which is not a file; HINT: %s.jsonl, made by dev/data/convert_tasks.py from the published "
                 "files",
                 file.c_str(), file.c_str());
     if (!o.fewshot.empty() && o.fewshot.size() != o.tasks.size())

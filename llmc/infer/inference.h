@@ -113,7 +113,7 @@ inline std::vector<std::string> prompts_in(const std::string& file, const std::s
         if (json) {
             const nlohmann::json record = parse_json(line, format("%s, line %d,", file.c_str(), number));
             if (!record.is_object() || !record.contains("prompt") || !record["prompt"].is_string())
-                fail_usage("%s, line %d, is no JSON object with a text under \"prompt\"", file.c_str(), number);
+                fail_usage("%s, line %d, is not a JSON object with a string under \"prompt\"", file.c_str(), number);
             line = record["prompt"];
         }
         texts.push_back(line);
@@ -126,10 +126,10 @@ inline std::vector<std::string> prompts_in(const std::string& file, const std::s
 inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
     refuse_without(!o.chat && !o.chat_template.empty(), "--chat-template", "--chat");
     refuse_without(!o.chat && !o.system.empty(), "--system", "--chat");
-    refuse_together(!o.prompts.empty() && !o.prompt.empty(), "--prompt", "--prompts", "one text, or a file of texts");
+    refuse_together(!o.prompts.empty() && !o.prompt.empty(), "--prompt", "--prompts", "one prompt, or a file of prompts");
     refuse_without(o.max_latency > 0 && !o.measure_batches, "--max-latency", "--measure-batches");
     if (o.measure_batches && o.max_new_tokens < 3)
-        fail_usage("--measure-batches measures the tokens after a text's first two; HINT: --max-new-tokens 50");
+        fail_usage("--measure-batches starts at the third token of a sequence; HINT: --max-new-tokens 50");
     if (o.measure_batches && (!o.prompts.empty() || (o.chat && o.prompt.empty()) || o.num_samples > 1))
         fail_usage("--measure-batches uses copies of one --prompt; HINT: omit --prompts and --num-samples");
     const auto of_rank_0 = [&](auto read) { return run.world.all_gather(run.main_rank() ? read() : std::string())[0]; };
@@ -212,7 +212,7 @@ public:
         return 0;
     }
     std::string text() {
-        return format("%s in %s, %.0f tokens/s; milliseconds per token of a text: p50 %.2f, p99 %.2f",
+        return format("%s in %s, %.0f tokens/s; milliseconds per token of a sequence: p50 %.2f, p99 %.2f",
                       counted(tokens_, "token").c_str(), human_duration(seconds_).c_str(), tokens_per_second(),
                       1e3 * percentile(0.5), 1e3 * percentile(0.99));
     }
@@ -259,10 +259,10 @@ inline void print_batches(const std::vector<BatchSpeed>& all, const GenerateOpti
             best = &s;
     }
     if (!best)
-        fail("no batch size keeps --max-latency %g: the closest is --batch %d with %.2f ms for 99%% of its tokens",
+        fail("no batch size meets --max-latency %g: the closest is --batch %d with %.2f ms for 99%% of its tokens",
              o.max_latency, soonest->batch, soonest->p99_ms);
-    print_line(stdout, format("the most tokens%s: --batch %d, %.0f a second", o.max_latency > 0 ? " within --max-latency" : "",
-                              best->batch, best->tokens_per_second));
+    print_line(stdout, format("highest throughput%s: --batch %d, %.0f tokens/s",
+                              o.max_latency > 0 ? " within --max-latency" : "", best->batch, best->tokens_per_second));
 }
 
 // Continues prompts, prints the texts as they arrive, and the speed at the end. generator: as for a Decoder, on all ranks.

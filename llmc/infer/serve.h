@@ -247,8 +247,8 @@ private:
         try {
             while (threads.size() < n) threads.emplace_back([told] { told.wait(); });
         } catch (const std::system_error& e) {
-            problem = format("of %zu threads, one per request, only %zu could be started: %s; HINT: a smaller --max-queue", n,
-                             threads.size(), e.what());
+            problem = format("only %zu of %zu threads, one per request, could be started: %s; HINT: a smaller --max-queue",
+                             threads.size(), n, e.what());
         }
         go.set_value();
         for (std::thread& thread : threads) thread.join();

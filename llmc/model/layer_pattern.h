@@ -26,7 +26,7 @@ public:
         for (int layer = 0; layer < L; layer++)
             if (!kinds[(size_t)layer]) dense.push_back(layer);
         if ((int)dense.size() == L)
-            fail("--moe-layer-freq '%s' makes all layers dense; HINT: leave out --num-experts", text.c_str());
+            fail("--moe-layer-freq '%s' makes all layers dense; HINT: omit --num-experts", text.c_str());
     }
 
     std::vector<int> dense;  // the layers without a mixture, in order

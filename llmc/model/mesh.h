@@ -153,8 +153,8 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
             tp, c.NKV);
     if (sequence_parallel && rows % tp)
         fail_usage(
-            "sequence parallelism splits the %lld rows of a sequence (--seq-length and virtual tokens) into %d equal parts; "
-            "HINT: another --seq-length, or --no-sequence-parallel",
+            "sequence parallelism cannot split the %lld rows of a sequence (--seq-length and virtual tokens) into %d equal "
+            "parts; HINT: another --seq-length, or --no-sequence-parallel",
             (long long)rows, tp);
 }
 
@@ -163,7 +163,7 @@ inline void refuse_dropout_of_experts(const ModelConfig& c, const std::string& o
     for (const std::string& module : c.lora.modules)
         if (module.find(".experts.") != std::string::npos && c.lora.dropout > 0)
             fail_usage(
-                "%s: --lora-dropout is not available with it for adapters on experts, such as %s; HINT: --lora-dropout 0, or "
+                "%s and --lora-dropout cannot be combined for adapters on experts, such as %s; HINT: --lora-dropout 0, or "
                 "--lora-targets without experts' matrices",
                 option.c_str(), module.c_str());
 }
@@ -173,12 +173,14 @@ inline void check_context_parallel(const ModelConfig& c, int cp, int ep, int64_t
     if (cp == 1) return;
     const std::string option = format("--context-parallel-size %d", cp);
     if (rows % (2 * cp))
-        fail_usage("%s cuts the %lld rows of a sequence into %d equal parts; HINT: a --seq-length that is a multiple of %d",
-                   option.c_str(), (long long)rows, 2 * cp, 2 * cp);
+        fail_usage(
+            "%s cannot split the %lld rows of a sequence into %d equal parts; HINT: a --seq-length that is a multiple "
+            "of %d",
+            option.c_str(), (long long)rows, 2 * cp, 2 * cp);
     if (cp % ep)
         fail_usage(
-            "%s with --expert-model-parallel-size %d, which does not divide it: then ranks of different samples share experts; "
-            "HINT: a divisor of %d",
+            "%s and --expert-model-parallel-size %d, which does not divide it, cannot be combined: ranks with different "
+            "samples would share experts; HINT: a divisor of %d",
             option.c_str(), ep, cp);
     if (c.virtual_tokens.on())
         fail_usage("%s is not available for virtual tokens (--prompt-tokens) yet; HINT: omit it", option.c_str());

@@ -82,7 +82,7 @@ inline std::vector<Given> read_config_file(const std::string& file) {
         std::string value;
         if (const char quote = at(); quote == '"' || quote == '\'') {
             for (i++; at() != quote; i++) {
-                if (at() == '\n') wrong("has a text without its closing quote");
+                if (at() == '\n') wrong("has a string without its closing quote");
                 if (quote == '"' && at() == '\\') {
                     i++;
                     if (!strchr("nt\"\\", at()))

@@ -53,8 +53,8 @@ inline std::string pipeline_problem(int pp, int vpp, int micro_batches) {
     if (vpp < 1) return format("the pipeline has %d virtual stages per rank; it needs 1 or more", vpp);
     if (micro_batches < 1)
         return format(
-            "a step has %d micro-batches; it needs 1 or more; HINT: their number is the global batch by micro-batch x "
-            "data-parallel ranks",
+            "a step has %d micro-batches; it needs 1 or more; HINT: their number is global batch / (micro-batch x "
+            "data-parallel ranks)",
             micro_batches);
     if (vpp == 1) return "";
     if (pp == 1)

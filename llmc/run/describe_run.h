@@ -75,7 +75,7 @@ inline void describe_snapshots(RunTable& t, const Run& run, size_t checkpoint_by
                 "--snapshot-every keeps snapshots on one node only, and the ranks are on several; HINT: --save-every %lld",
                 (long long)o.snapshot_every);
     if (!is_folder(o.snapshot_directory) && !run.plans_elsewhere())
-        fail_usage("--snapshot-directory %s is no directory; HINT: /dev/shm", o.snapshot_directory.c_str());
+        fail_usage("--snapshot-directory %s is not a directory; HINT: /dev/shm", o.snapshot_directory.c_str());
     const std::string root = snapshots_of(o.out), &place = root.empty() ? o.snapshot_directory : root;
     const size_t kept = root.empty() ? 0 : std::min<size_t>(2, find_checkpoints(root).size());
     const double free = free_space(place), needed = (double)(2 - kept) * (double)checkpoint_bytes;

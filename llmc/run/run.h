@@ -176,14 +176,13 @@ inline void warn_of_unusual_values(const TrainOptions& o) {
         if (unusual) print_line(stderr, "warning: " + why);
     };
     warn(o.adam_eps > 1e-7,
-         format("--adam-eps %g is above 1e-7; an early LLM-jp 172B, trained with 1e-5, was published as its failure",
-                o.adam_eps));
+         format("--adam-eps %g is above 1e-7; with 1e-5 an early LLM-jp 172B failed, as its authors reported", o.adam_eps));
     warn(o.lr > 0.1,
          format("--lr %g is above 0.1: an update moves a weight by about this much, and weights start at about 0.02; "
                 "HINT: 1e-4 to 6e-3 are usual",
                 o.lr));
     const double decay = std::max(o.weight_decay, o.end_weight_decay.value_or(0));
-    warn(o.lr * decay > 0.1, format("--lr %g times --weight-decay %g takes %.3g%% off the weights in each update; HINT: "
+    warn(o.lr * decay > 0.1, format("--lr %g times --weight-decay %g shrinks the weights by %.3g%% in each update; HINT: "
                                     "--weight-decay 0.1 is usual",
                                     o.lr, decay, 100 * o.lr * decay));
     warn(o.init_method_std.value_or(0) > 1,
@@ -258,7 +257,7 @@ inline void check_options_of_backend(const Run& run) {
             "with --dry-run --world N",
             o.offload.c_str());
     refuse_together(o.nondeterministic_attention && o.detect_nondeterminism, "--detect-nondeterminism",
-                    "--nondeterministic-attention", "one would find the other");
+                    "--nondeterministic-attention", "the one would report the other");
     refuse_together(o.zero > 1 && o.detect_nondeterminism, "--detect-nondeterminism", format("--zero %d", o.zero),
                     "it compares whole gradients, which no rank keeps", "--zero 1");
     refuse_without(o.sample_interval > 0 && !run.tokenizer, "--sample-interval", "a tokenizer", "--tokenizer DIR");

@@ -43,8 +43,8 @@ public:
         if (std::exchange(last_, rank) == rank || rank < 0) return "";
         const double worked = means.ranks[(size_t)rank].worked_ms, usual = usual_ms(means, (size_t)rank / in_stage_);
         return format(
-            "rank %d on %s is the slowest: its own work takes %.1f ms a step, %.0f%% more than the median %.1f ms of those "
-            "with the same layers, who wait for it",
+            "rank %d on %s is the slowest: its own work takes %.1f ms a step, %.0f%% more than the median %.1f ms of ranks "
+            "with the same layers, which wait for it",
             rank, means.hosts[(size_t)rank].c_str(), worked, 100 * (worked / usual - 1), usual);
     }
 

@@ -39,13 +39,13 @@ inline void apply_time_budget(TrainOptions& o) {
         bool wrong;
         const char *what, *hint;
     } rows[] = {
-        {o.train_iters || o.train_samples, "--train-iters and --train-samples would give another", "leave one of them out"},
+        {o.train_iters || o.train_samples, "--train-iters and --train-samples would set another length", "omit one of them"},
         {!o.size.empty(), "--size also chooses the length, and derives the learning rate from it",
          "--preset, or --num-layers and --hidden-size"},
         {falls_from_the_start, "--lr-decay-style cosine and linear need the length from the first step on",
          "--lr-decay-style WSD, which falls at the end"},
-        {o.lr_decay_iters || o.lr_decay_samples, "--lr-decay-iters is when the decay ends, and it ends with the time",
-         "--lr-wsd-decay-iters is how long it takes"},
+        {o.lr_decay_iters || o.lr_decay_samples, "--lr-decay-iters sets the end of the decay, which is the end of the time",
+         "--lr-wsd-decay-iters sets its length"},
         {o.lr_wsd_decay_samples > 0, "--lr-wsd-decay-samples may not be a whole number of steps", "--lr-wsd-decay-iters"},
         {o.lr_warmup_fraction.has_value(), "--lr-warmup-fraction needs the length, which is not yet known",
          "--lr-warmup-iters"},

@@ -236,9 +236,9 @@ private:
             bool wrong;
             const char *what, *hint;
         } rows[] = {
-            {run_.world.size() > 1 || parallel, "each training of a sweep is one process", "leave mpirun, --tp and --pp out"},
+            {run_.world.size() > 1 || parallel, "each training of a sweep is one process", "omit mpirun, --tp and --pp"},
             {!o_.time_budget.empty(), "--time-budget is the length of one run", "--budget limits the search; --train-iters"},
-            {o_.budget_tokens && !o_.budget.empty(), "--budget and --budget-tokens are both given", "leave one of them out"},
+            {o_.budget_tokens && !o_.budget.empty(), "--budget and --budget-tokens are both given", "omit one of them"},
             {o_.data_path.empty(), "there is no data to train on", "--data-path PREFIX"},
             {!has_validation(o_), "configurations are compared by their validation loss, and there is no validation data",
              "--split 95,5,0 or --valid-data-path, and --eval-iters above 0"},
@@ -313,8 +313,8 @@ private:
             if (!counts || base_.*base) continue;
             for (const Dimension& d : dimensions_)
                 if (d.option == swept || d.option == "size" || d.option == "preset")
-                    fail_usage("--over %s changes the size that --%s is about; HINT: --%s %d", d.option.c_str(), option, option,
-                               size);
+                    fail_usage("--over %s changes the size that --%s defaults to; HINT: --%s %d", d.option.c_str(), option,
+                               option, size);
             base_.*base = run_.o.*base = size;
             base_.given.insert(option);
         }
@@ -652,7 +652,7 @@ private:
         lock_.emplace(o_.out);
         const nlohmann::ordered_json j = nlohmann::ordered_json::parse(read_whole_file(path), nullptr, false);
         if (j.is_discarded() || !j.is_object() || RunLog::text(j, "about") != written_by("sweep"))
-            fail("%s exists, and sweep has not written it, or it is damaged; HINT: give another --out", path.c_str());
+            fail("%s is damaged, or was not written by sweep; HINT: give another --out", path.c_str());
         try {
             check_same(j.at("options"), identity());
             data_ = data_in_words();

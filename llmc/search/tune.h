@@ -290,7 +290,7 @@ inline std::string fixed_in_words(const TrainOptions& o) {
     Strings fixed;
     for (const std::string& name : searched_options())
         if (o.given.count(name)) fixed.push_back("--" + name);
-    return fixed.empty() ? "nothing; every part of the layout is searched" : joined(fixed);
+    return fixed.empty() ? "nothing: the whole layout is searched" : joined(fixed);
 }
 
 inline nlohmann::ordered_json layout_json(const Candidate& c) {
@@ -352,7 +352,7 @@ inline std::string narrower_types(const TrainOptions& o) {
 inline Chart tune_chart(const FoundLayouts& found) {
     Chart chart;
     chart.id = "tune";
-    chart.title = "Seconds of a step over GiB of a rank";
+    chart.title = "Seconds per step over GiB per rank";
     chart.x_title = "memory of a rank, GiB";
     chart.y_title = "time of a step, s";
     chart.width = 860;
@@ -406,10 +406,9 @@ inline std::string refused_table(const std::map<std::string, int64_t>& refused) 
 }
 inline std::string tune_page(const std::string& title, const FoundLayouts& found,
                              const std::vector<Column<Candidate>>& columns) {
-    return search_page(title, search_in_words(found), "The least seconds of a step, by the GiB that a rank may take",
-                       tune_chart(found),
+    return search_page(title, search_in_words(found), "Time of a step over the memory of a rank", tune_chart(found),
                        {{"The fastest", html_table(columns, found.best)},
-                        {"None is faster with as little memory", html_table(columns, found.front)},
+                        {"No other layout is faster with as little memory", html_table(columns, found.front)},
                         {"Refused", refused_table(found.refused)}});
 }
 
@@ -538,7 +537,7 @@ inline TuneOptions without_layout_of_files(TuneOptions o, bool main_rank) {
     }
     if (!names.empty() && main_rank)
         print_line(stderr, "note: the search also chooses these options of the config file: " + names +
-                               "; given on the command line, they stay");
+                               "; to keep one, give it on the command line");
     return o;
 }
 
@@ -585,7 +584,7 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const MemoryOfStage& me
     std::vector<Candidate> front = found.front;
     const size_t most = 12;  // rows; the page has all
     if (front.size() > most) front.erase(front.begin() + (int)most, front.end());
-    printf("\nNone is faster with as little memory%s\n%s",
+    printf("\nNo other layout is faster with as little memory%s\n%s",
            found.front.size() > most ? format(" (%zu of %zu; tune.html has all)", most, found.front.size()).c_str() : "",
            detail::text_table(columns, front).c_str());
     if (o.dry_run)

@@ -218,7 +218,7 @@ inline std::vector<Column<InferenceCandidate>> inference_columns(bool copies, bo
 inline Chart inference_chart(const FoundInference& found, const std::vector<InferenceCandidate>& front) {
     Chart chart;
     chart.id = "inference";
-    chart.title = "Tokens per second over milliseconds of a token";
+    chart.title = "Tokens per second over milliseconds per token";
     chart.x_title = "time of a token, ms";
     chart.y_title = "tokens per second";
     chart.width = 860;
@@ -286,14 +286,14 @@ inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& 
                  reasons.c_str());
         fail(
             "no layout can generate; rejected were%s\nHINT: more or other ranks (--world), a shorter --seq-length, or a "
-            "larger --device-memory-gib; one text needs %s of a rank at least",
+            "larger --device-memory-gib; one sequence needs at least %s per rank",
             reasons.c_str(), human_bytes(found.least_bytes).c_str());
     }
     if (o.trials) detail::measure_inference(run, o, found);
     const std::vector<detail::InferenceCandidate> front = detail::front_of(found.fit);
     const detail::InferenceCandidate* best = detail::best_of(front, o.max_latency);
     if (!best)
-        fail("no batch size keeps --max-latency %g: the shortest time per token is %s, with --tp %d --pp %d", o.max_latency,
+        fail("no batch size meets --max-latency %g: the shortest time per token is %s, with --tp %d --pp %d", o.max_latency,
              detail::seconds_text(front[0].bounded_seconds()).c_str(), front[0].tp, front[0].pp);
 
     const std::string title = "Writing with " + detail::subject_of(run, problem);
@@ -303,11 +303,12 @@ inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& 
                                     with_commas(run.o.seq_length).c_str());
     if (!o.dry_run) {
         make_directory(o.out);
-        write_file_atomically(page, detail::search_page(title, what, "Tokens per second, by the milliseconds of a text's token",
-                                                        detail::inference_chart(found, front),
-                                                        {{"None is better in both", detail::html_table(columns, front)},
-                                                         {"All that fit", detail::html_table(columns, found.fit)},
-                                                         {"Refused", detail::refused_table(found.refused)}}));
+        write_file_atomically(
+            page, detail::search_page(title, what, "Tokens per second over the milliseconds per token of a sequence",
+                                      detail::inference_chart(found, front),
+                                      {{"No other choice is better in both", detail::html_table(columns, front)},
+                                       {"All that fit", detail::html_table(columns, found.fit)},
+                                       {"Refused", detail::refused_table(found.refused)}}));
     }
     const std::string command = detail::writing_command(o, *best);
     if (o.json) {
@@ -324,11 +325,11 @@ inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& 
               format("%s fit", counted((int64_t)found.fit.size(), "batch and layout", "batches and layouts").c_str()));
     for (const auto& [reason, n] : found.refused) table.row("refused", with_commas(n) + ": " + reason);
     table.print();
-    printf("\nNone is better in both the time of a token and tokens per second%s\n%s", o.trials ? ", measured here" : "",
+    printf("\nNo other choice is better in both latency and throughput%s\n%s", o.trials ? ", measured here" : "",
            detail::text_table(columns, front).c_str());
     const std::string bound = o.max_latency > 0 ? format(" within %g ms a token", o.max_latency) : "";
     const std::string copies = best->copies > 1 ? " " + with_commas(best->copies) + " copies of" : "";
-    printf("\nThe most tokens%s, %s a second, by%s\n  %s\n", bound.c_str(),
+    printf("\nHighest throughput%s, %s tokens/s, by%s\n  %s\n", bound.c_str(),
            with_commas((int64_t)best->tokens_per_second()).c_str(), copies.c_str(), command.c_str());
     if (!o.dry_run) printf("%s has a chart.\n", page.c_str());
 }

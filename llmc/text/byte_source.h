@@ -40,8 +40,9 @@ public:
     // After so many bytes came out.
     void made(size_t bytes) {
         if (budget_.spend(bytes, (uint64_t)consumed_)) return;
-        fail("%s: %s became more than %s, which no text does; HINT: if it is meant, decompress it first", in_->name().c_str(),
-             counted(consumed_, "byte").c_str(), human_bytes((double)budget_.allowed((uint64_t)consumed_)).c_str());
+        fail("%s: %s expands to more than %s, which no text does; HINT: if that is intended, decompress it first",
+             in_->name().c_str(), counted(consumed_, "byte").c_str(),
+             human_bytes((double)budget_.allowed((uint64_t)consumed_)).c_str());
     }
     void skip(size_t bytes) {
         in_->skip(bytes);

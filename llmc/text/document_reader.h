@@ -205,7 +205,7 @@ inline void open_json(Chunk& chunk, const TextInput& input) {
                 next = ", ";
             }
             if (chunk.problem.size() > 300) chunk.problem = chunk.problem.substr(0, 300) + " ...";
-        } else if (!j[key].is_string()) chunk.problem = format("'%s' is not a text but %s", key.c_str(), j[key].type_name());
+        } else if (!j[key].is_string()) chunk.problem = format("'%s' is not a string but %s", key.c_str(), j[key].type_name());
         else {
             chunk.text = std::move(j[key].get_ref<std::string&>());
             if (!input.keep_fields) return;
@@ -488,14 +488,14 @@ private:
     [[noreturn]] void refuse_files(const Strings& named) const {
         if (refused_.size() == 1) {
             const bool others = !input_.files.empty() || named.size() > 1 || named[0] != refused_[0].first;
-            const std::string text = refused_[0].second + (others ? "; --skip-bad-files leaves such files out" : "");
+            const std::string text = refused_[0].second + (others ? "; --skip-bad-files skips such files" : "");
             is_usage_error_ ? fail_usage("%s", text.c_str()) : fail("%s", text.c_str());
         }
         std::string rows;
         for (size_t i = 0; i < std::min(refused_.size(), most_listed); i++) rows += "\n  " + refused_[i].second;
         if (refused_.size() > most_listed)
             rows += format("\n  and %s more", with_commas((int64_t)(refused_.size() - most_listed)).c_str());
-        fail("%s cannot be read:%s\nHINT: --skip-bad-files leaves such files out, with a note",
+        fail("%s cannot be read:%s\nHINT: --skip-bad-files skips such files, with a note",
              counted((int64_t)refused_.size(), "file").c_str(), rows.c_str());
     }
 

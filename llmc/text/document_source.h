@@ -268,7 +268,7 @@ public:
 
 private:
     [[noreturn]] void refuse(const char* what) const {
-        fail("%s:%lld: the file %s; HINT: fetch or make it again, or convert it: jq -c '.[]' %s",
+        fail("%s:%lld: the file %s; HINT: download or create it again, or convert it: jq -c '.[]' %s",
              input_name(in_->name()).c_str(), (long long)line_, what, shell_word(in_->name()).c_str());
     }
 
@@ -349,7 +349,7 @@ public:
 
 private:
     [[noreturn]] void refuse(const char* what) const {
-        fail("%s:%lld %s; HINT: make it again with WikiExtractor, or --format text takes it as it is",
+        fail("%s:%lld %s; HINT: create it again with WikiExtractor, or read it unchanged with --format text",
              input_name(in_->name()).c_str(), (long long)line_, what);
     }
     static std::string attribute(const std::string& line, const std::string& name) {

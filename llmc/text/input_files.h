@@ -99,7 +99,7 @@ inline Strings with_lists(const Strings& names) {
         }
         const std::string list = name.substr(1);
         if (list.empty() || is_address(list))
-            fail_usage("%s is no list; HINT: @FILE, where FILE has a path or address per line; @- is standard input",
+            fail_usage("%s is not a list; HINT: @FILE, where FILE has a path or address per line; @- is standard input",
                        name.c_str());
         const size_t before = all.size();
         InputStream in(list);

@@ -126,8 +126,8 @@ public:
                             joined(left_out_, [](const auto& row) { return with_commas(row.second) + " " + row.first; }));
         if (odd_.tags > odd_.bytes / 50)
             lines.push_back(
-                format("note: %.0f%% of the text are tags of mark-up (<p>...</p>) and were kept; HINT: web pages are "
-                       "read as text from .html and WARC files",
+                format("note: %.0f%% of the text is markup tags (<p>...</p>), which were kept; HINT: web pages are read as "
+                       "text from .html and WARC files",
                        100.0 * (double)odd_.tags / (double)odd_.bytes));
         for (const auto& [file, why] : left_out_files_)
             lines.push_back("note: the rest of " + input_name(input_.files[file]) + " was left out: " + why);

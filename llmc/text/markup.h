@@ -1,4 +1,4 @@
-// Recognizes mark-up, so that tags are not learned as text.
+// Recognizes markup, so that tags are not learned as text.
 //   begins_as_html   a page: a doctype, <html>, <head> or <body> after comments and an XML declaration
 //   count_markup     the bytes of a text that are tags
 #pragma once
@@ -51,7 +51,7 @@ inline bool begins_as_xml(std::string_view first) {
 // WikiExtractor's output: <doc id="12" url="..." title="..."> around each article.
 inline bool begins_as_wiki(std::string_view first) { return begins_with(without_byte_order_mark(first), "<doc id=\""); }
 
-// The bytes of tags, by what only mark-up has: ends of elements, which count twice for their first bytes, tags with attributes,
+// The bytes of tags, by what only markup has: ends of elements, which count twice for their first bytes, tags with attributes,
 // and the few that have no end. Programs have <int> and <vector>, which do not count.
 inline int64_t count_markup(std::string_view text) {
     constexpr size_t longest = 2000;  // of a tag

@@ -75,7 +75,7 @@ private:
         if (text_ == columns_.size())
             fail(
                 "%s has no column '%s'; its first line has the columns %.300s; HINT: --json-keys COLUMN names the text's, "
-                "--format text takes the lines as they are",
+                "--format text reads the lines unchanged",
                 name().c_str(), input.json_key.c_str(), printable(names).c_str());
         column_ = columns_[text_];
         if (std::count(columns_.begin(), columns_.end(), column_) > 1)
@@ -147,7 +147,8 @@ private:
             const End end = more() && now_[0] == '"' ? read_quoted(field) : read_plain(field, "");
             if ((bytes += field.size()) > most_document_bytes || fields.size() > most_columns)
                 fail(
-                    "%s:%lld starts a row of more than %s or %zu columns; HINT: is it a table? --format text takes it as it is",
+                    "%s:%lld starts a row of more than %s or %zu columns; HINT: if it is not a table, --format text reads it "
+                    "unchanged",
                     name().c_str(), (long long)begin_line_, most_document_name, most_columns);
             fields.push_back(std::move(field));
             if (end != End::field) return true;
@@ -161,7 +162,7 @@ private:
         while (more()) {
             const size_t n = std::min(now_.size(), std::min(now_.find(delimiter_), now_.find('\n')));
             if (field.size() + n > most_document_bytes)
-                fail("%s:%lld starts a row of more than %s; HINT: is it a table? --format text takes it as it is",
+                fail("%s:%lld starts a row of more than %s; HINT: if it is not a table, --format text reads it unchanged",
                      name().c_str(), (long long)begin_line_, most_document_name);
             field.append(now_.substr(0, n));
             const bool ends = n < now_.size();
@@ -205,7 +206,7 @@ private:
         if (line_ > line && delimiter_ != '\t')
             fail(
                 "%s:%lld: a field in quotes starts here and has no end within %s; HINT: is the file cut off? --format text "
-                "takes the lines as they are",
+                "reads the lines unchanged",
                 name().c_str(), (long long)line + 1, bytes > most_document_bytes ? most_document_name : "the file");
         return quote_is_text(field, mark, line);
     }

@@ -184,13 +184,13 @@ inline constexpr NamedKind named_kinds[] = {
      "python3 -c 'import datasets, sys; datasets.Dataset.from_file(sys.argv[1]).to_json(sys.stdout.buffer)' FILE"},
 };
 
-// "" or why a file is not taken for text by its name or its mark-up, with a hint.
+// "" or why a file is not taken for text by its name or its markup, with a hint.
 inline std::string other_kind(std::string_view first, const std::string& path, const std::string& reading) {
     const std::string name = plain_name(path);
-    const std::string as_it_is = "--format text takes it as it is, with its mark-up";
+    const std::string as_it_is = "--format text reads it unchanged, with its markup";
     for (const NamedKind& kind : named_kinds)
         if (ends_with(name, kind.ending))
-            return format("it is named as %s; HINT: %s", kind.name,
+            return format("by its name it is %s; HINT: %s", kind.name,
                           *kind.command ? as_pipe(kind.command, path, reading).c_str() : "give text or JSON lines");
     if (ends_with(path, ".bin") && file_exists(path.substr(0, path.size() - 4) + ".idx"))
         return "it is prepared data, next to its index; HINT: --data-path " + shell_word(path.substr(0, path.size() - 4));
@@ -211,8 +211,8 @@ inline std::string other_kind(std::string_view first, const std::string& path, c
                       as_it_is.c_str());
     const double share = first.empty() ? 0 : (double)markup::count_markup(first) / (double)first.size();
     if (share > 0.25 && first.find_first_not_of(" \t\r\n") != std::string_view::npos)
-        return format("%.0f%% of its first %s are tags of mark-up; HINT: --format html takes the text of a page; %s",
-                      100 * share, counted((int64_t)first.size(), "byte").c_str(), as_it_is.c_str());
+        return format("%.0f%% of its first %s is markup tags; HINT: --format html takes the text of a page; %s", 100 * share,
+                      counted((int64_t)first.size(), "byte").c_str(), as_it_is.c_str());
     return "";
 }
 inline void refuse_other_names(std::string_view first, const std::string& path, const std::string& reading) {
@@ -224,7 +224,7 @@ inline void refuse_other_names(std::string_view first, const std::string& path, 
 // thousands, German in Latin-1 one in 75.
 struct OddBytes {
     int64_t bytes = 0, nul = 0, invalid = 0;  // total; NUL; not part of valid UTF-8
-    int64_t tags = 0;                         // part of mark-up; only counted in documents
+    int64_t tags = 0;                         // part of markup; only counted in documents
 
     OddBytes& operator+=(const OddBytes& more) {
         bytes += more.bytes;

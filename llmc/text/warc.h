@@ -104,8 +104,8 @@ private:
         }
     }
     [[noreturn]] void refuse(const char* what) const {
-        fail("record %lld of %s %s; HINT: fetch or make the file again", (long long)record_, input_name(in_->name()).c_str(),
-             what);
+        fail("record %lld of %s %s; HINT: download or create the file again", (long long)record_,
+             input_name(in_->name()).c_str(), what);
     }
 
     bool keep_fields_;

@@ -187,7 +187,7 @@ inline std::string jinja_template_in(const std::map<std::string, std::string>& f
     if (value.is_null()) return "";
     if (value.is_string()) return value.get<std::string>();
     const auto wrong = [&] {
-        fail("%s: 'chat_template' is %.200s; it must be a text, or a list of {\"name\": ..., \"template\": ...}",
+        fail("%s: 'chat_template' is %.200s; it must be a string, or a list of {\"name\": ..., \"template\": ...}",
              found->first.c_str(), json_text(value).c_str());
     };
     if (!value.is_array()) wrong();

@@ -77,7 +77,7 @@ private:
             add_part(record["instruction"], "instruction", "user");
             const nlohmann::json input = record.value("input", nlohmann::json());
             if (!input.is_null() && !input.is_string())
-                return refuse(format("'input' is not a text but %s", input.type_name()));
+                return refuse(format("'input' is not a string but %s", input.type_name()));
             if (problem_.empty() && input.is_string() && !input.get_ref<const std::string&>().empty()) {
                 if (messages_.empty() || messages_.back().role != "user") return refuse("'instruction' is empty");
                 messages_.back().text += "\n\n" + input.get<std::string>();
@@ -100,7 +100,7 @@ private:
                           keys_of(record));
         const nlohmann::json prompt = record.value("prompt", nlohmann::json());
         if (!record[key].is_array() || prompt.is_array()) {
-            if (prompt.is_null()) return refuse("it has no prompt, and its answers are texts" + keys_of(record));
+            if (prompt.is_null()) return refuse("it has no prompt, and its answers are strings" + keys_of(record));
             add_part(prompt, "prompt", "user");
         }
         add_part(record[key], key, "assistant");
@@ -119,7 +119,7 @@ private:
         if (given(record, "tools")) return refuse("it has 'tools', which no template supports");
         if (!given(record, "system") || !problem_.empty()) return;
         const nlohmann::json& system = record["system"];
-        if (!system.is_string()) return refuse(format("'system' is not a text but %s", system.type_name()));
+        if (!system.is_string()) return refuse(format("'system' is not a string but %s", system.type_name()));
         const bool has_one = !messages_.empty() && messages_[0].role == "system";
         if (!has_one) messages_.insert(messages_.begin(), {"system", system.get<std::string>(), false});
         else if (messages_[0].text != system) refuse("'system' differs from the system message in the conversation");
@@ -155,7 +155,7 @@ private:
             if (name != "system" && name != "user" && name != "assistant")
                 return refuse(format("a message has the role '%.40s'; roles are system, user and assistant", name.c_str()));
             if (message.contains("tool_calls") && !message["tool_calls"].empty())
-                return refuse("a message calls tools, which no template here writes");
+                return refuse("a message calls tools, which no template here supports");
             const nlohmann::json thoughts = message.value("reasoning_content", nlohmann::json("")), none = "";
             if (!thoughts.is_null() && thoughts != none)
                 return refuse(
@@ -192,7 +192,7 @@ private:
 
     void add(const nlohmann::json& text, const char* key, const std::string& role, bool in_loss) {
         if (is_parts(text)) return add_parts(text, key, role, in_loss);
-        if (!text.is_string()) return refuse(format("'%s' is not a text but %s", key, text.type_name()));
+        if (!text.is_string()) return refuse(format("'%s' is not a string but %s", key, text.type_name()));
         if (in_loss && text.get_ref<const std::string&>().empty()) return refuse("an answer in it is empty");
         messages_.push_back({role, text.get<std::string>(), in_loss});
     }

@@ -99,8 +99,8 @@ public:
             if (bytes.size() > 2 && bytes[0] == '\n' && bytes[2] == '\n') return Tokenizer(sentencepiece, bytes, file);
             if (!ends_with(file, ".json") && bytes.find_first_not_of(" \t\r\n") != bytes.find('{'))
                 fail(
-                    "%s is no tokenizer: it is neither a tokenizer.json nor a SentencePiece model; HINT: --tokenizer DIR, as "
-                    "written by train_gpt tokenizer",
+                    "%s is not a tokenizer: it is neither a tokenizer.json nor a SentencePiece model; HINT: --tokenizer DIR, "
+                    "as written by train_gpt tokenizer",
                     file.c_str());
             return Tokenizer(parse_json(bytes, file), file);
         } catch (const nlohmann::json::exception& e) {
@@ -719,7 +719,7 @@ private:
             const std::string name = item.at("SpecialToken").at("id").get<std::string>();
             for (const auto& id : step.at("special_tokens").at(name).at("ids")) {
                 if (!id.is_number_integer() || id < 0 || id >= vocab_size())
-                    fail("%s: the template's '%s' has the id %s, which is no token", source_.c_str(), name.c_str(),
+                    fail("%s: the template's '%s' has the id %s, which is not a token", source_.c_str(), name.c_str(),
                          id.dump().c_str());
                 (text ? template_after_ : template_before_).push_back(id.get<int>());
             }
@@ -803,7 +803,7 @@ private:
             }
             for (const std::string& token : {left, right, left + right})
                 if (!by_characters_.count(token))
-                    fail("%s: merge %d names '%s', which is no token", source_.c_str(), rank, token.c_str());
+                    fail("%s: merge %d names '%s', which is not a token", source_.c_str(), rank, token.c_str());
             each(rank++, left, right);
         }
     }

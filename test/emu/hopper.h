@@ -38,7 +38,8 @@ inline uint32_t shared_address(const void* p, size_t bytes, uint32_t alignment, 
     if (at < from || at + bytes > from + block().shared_bytes)
         fault("%s:%d: not within the block's dynamic shared memory", where.file, where.line);
     const uint32_t address = shared_base + (uint32_t)(at - from);
-    if (address % alignment) fault("%s:%d: shared address %u is no multiple of %u", where.file, where.line, address, alignment);
+    if (address % alignment)
+        fault("%s:%d: shared address %u is not a multiple of %u", where.file, where.line, address, alignment);
     return address;
 }
 inline unsigned char* shared_pointer(uint32_t address, Where where) {
@@ -589,7 +590,7 @@ inline void wait_products(size_t pending, Where where) {
 
 // ---- stmatrix --------------------------------------------------------------------------------------------------------------
 inline void stmatrix_of_lane(void* row, const uint32_t (&r)[4], Where where) {
-    if ((uintptr_t)row % 16) fault("%s:%d: stmatrix to an address that is no multiple of 16", where.file, where.line);
+    if ((uintptr_t)row % 16) fault("%s:%d: stmatrix to an address that is not a multiple of 16", where.file, where.line);
     auto table = block().meet(~0u, &row, sizeof row, where);
     const unsigned lane = block().current->lane;
     for (unsigned m = 0; m < 4; m++) {

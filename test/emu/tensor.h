@@ -56,7 +56,7 @@ inline void mma_of_lane(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&
 
 template <bool transposed>
 void ldmatrix_of_lane(uint32_t (&r)[4], const void* row, Where where) {
-    if ((uintptr_t)row % 16) fault("%s:%d: ldmatrix from an address that is no multiple of 16", where.file, where.line);
+    if ((uintptr_t)row % 16) fault("%s:%d: ldmatrix from an address that is not a multiple of 16", where.file, where.line);
     auto table = block().meet(~0u, &row, sizeof row, where);
     const unsigned g = lane() / 4, t = lane() % 4 * 2;
     for (unsigned m = 0; m < 4; m++)
@@ -73,7 +73,7 @@ void ldmatrix_of_lane(uint32_t (&r)[4], const void* row, Where where) {
 
 inline void copy_async_16(void* to, const void* from, bool present, Where where) {
     if ((uintptr_t)to % 16 || (present && (uintptr_t)from % 16))
-        fault("%s:%d: cp.async of 16 bytes between addresses that are no multiples of 16", where.file, where.line);
+        fault("%s:%d: cp.async of 16 bytes between addresses that are not multiples of 16", where.file, where.line);
     const auto copy = [=] {
         if (present) memcpy(to, from, 16);
         else memset(to, 0, 16);
