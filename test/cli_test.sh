@@ -130,7 +130,7 @@ says "a run: three lines first" "^2 steps of 64 tokens: 128 tokens$"
 head -n 3 out.txt >first.txt
 says "a run: numbers of one" "in 2 micro-batches of 2$"
 says "a run: the warm-up as there is none" "learning rate .*, no warm-up$"
-expect "a run: what it is comes first" grep -q "^gpt2: .* parameters in [a-z0-9]* on .* a rank, into my run$" first.txt
+expect "a run: what it is comes first" grep -q "^gpt2: .* parameters in [a-z0-9]* on .* per rank, into my run$" first.txt
 expect "a quiet run" "$program" train --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 \
     --global-batch-size 4 --train-iters 2 --threads 1 --tokenizer tok --data-path data --out quiet --quiet
 expect "a quiet run: only its result" test "$(wc -l <out.txt)" -le 4

@@ -204,7 +204,7 @@ expect "Ctrl-C: the model is written" "$program" generate --model interrupted/la
 # ---- memory: planned without data, compared with a run's ----
 expect "dry run of a large model without data" "$program" train --preset llm-jp-172b --train-iters 10 --dry-run --seq-length 4096
 if [[ ${TRAIN_GPT:-} != *cuda* ]]; then
-    says "which says how long it would take" "step  *about [0-9]*.*a second's measurement"
+    says "which says how long it would take" "step  *about [0-9]*.*measured for a second"
     says "and that no memory of this machine is enough" "NOT ENOUGH MEMORY: a rank needs .* TiB"
 fi
 plan=("$program" train --preset llama2-7b --vocab-size 32000 --train-iters 10 --seq-length 4096 --micro-batch-size 4 --global-batch-size 64 --dry-run --world 2 --device a100)

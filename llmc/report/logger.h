@@ -344,7 +344,7 @@ public:
     Logger& operator=(const Logger&) = delete;
     // A run that ends by an exception is marked as failed, so that its report does not wait for more records.
     ~Logger() {
-        if (started_ && !ended_) end("failed", "the run ended by an error");
+        if (started_ && !ended_) end("failed", "the run ended with an error");
     }
 
     // Also writes the numbers of the following records to event files in `dir`; `step`: the last completed step.

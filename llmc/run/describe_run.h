@@ -98,10 +98,10 @@ inline std::string block_in_words(const ModelConfig& c) {
     also(true, row_of(choices_of_position, c.position).title);
     also(c.position == Position::rope && c.rotary_fraction != 1, format("%g of each head", c.rotary_fraction));
     also(c.rope_scaling.type != RopeScaling::Type::none, format("scaled by %g", c.rope_scaling.factor));
-    also(c.nope_interval, format("none in every %d layers", c.nope_interval));
+    also(c.nope_interval, format("none in 1 of %d layers", c.nope_interval));
     also(true, row_of(activations, c.activation).title);
     also(c.window, format("windows of %d tokens", c.window) +
-                       (c.full_interval ? format(" but in every %d layers", c.full_interval) : ""));
+                       (c.full_interval ? format(" except in 1 of %d layers", c.full_interval) : ""));
     also(c.attention_softcap > 0, "capped scores");
     also(c.logit_softcap > 0, "capped logits");
     also(c.residual_scale != 1, format("outputs of attention and MLP times %g", c.residual_scale));
@@ -238,7 +238,7 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
     const LocalSizes n(run.c, mesh.tp);
     t.row("ranks", mesh.text());
     if (mesh.tp.size > 1)
-        t.row("tensor parallel", format("%d heads, %d feed-forward columns a rank%s", n.NHl, run.c.F / n.tp_size,
+        t.row("tensor parallel", format("%d heads, %d feed-forward columns per rank%s", n.NHl, run.c.F / n.tp_size,
                                         ranks.sequence_parallel ? ", rows split over tp (sequence parallel)" : ""));
     if (mesh.dp.size > 1)
         t.row("data parallel", format("%s, %zu message%s of at most %s parameters",
@@ -249,10 +249,10 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
                                       messages, messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
     if (mesh.cp.size > 1)
         t.row("context parallel",
-              format("%d of %d rows of a sequence a rank, %s", run.o.seq_length / mesh.cp.size, run.o.seq_length,
+              format("%d of %d rows of a sequence per rank, %s", run.o.seq_length / mesh.cp.size, run.o.seq_length,
                      run.ranks->exchanges_heads ? "exchanged for heads in attention" : "keys and values gathered"));
     if (mesh.ep.size > 1)
-        t.row("expert parallel", format("%d of %d experts a rank, for the rows of %d ranks, sent %s",
+        t.row("expert parallel", format("%d of %d experts per rank, for the rows of %d ranks, sent %s",
                                         run.c.mixture.experts / mesh.ep.size, run.c.mixture.experts, mesh.ep.size,
                                         sends_all_to_all(run.o, run.c) ? "to the ranks of their experts (alltoall)"
                                                                        : "to all of them (allgather)"));
@@ -287,7 +287,7 @@ inline void machine_rows(RunTable& t, const Run& run, const PlannedModel& planne
                                     counted(o.recompute_num_layers, "layer").c_str(), o.recompute_other_layers.c_str())
                            : o.recompute_granularity);
     if (const Preference p = preference_of(o); p.on())
-        t.row("answers are compared",
+        t.row("preference training",
               format("DPO, %s loss, beta %g%s", o.dpo_loss.c_str(), p.beta,
                      p.label_smoothing > 0 ? format(", label smoothing %g", p.label_smoothing).c_str() : ""));
     if (run.ranks->mesh.world.size > 1) describe_ranks(t, run, planned.messages);
@@ -333,7 +333,7 @@ inline void summarize(Run& run, const PlannedModel& planned) {
                               : !o.size.empty()  ? "--size " + o.size
                                                  : run.c.family;
     const std::string machine = run.plans_elsewhere() ? o.device : be::backend_name;
-    run.table.summary.push_back(format("%s: %s in %s on %s, %s a rank, into %s", model.c_str(),
+    run.table.summary.push_back(format("%s: %s in %s on %s, %s per rank, into %s", model.c_str(),
                                        parameters_in_words(run.c).c_str(), precision_name,
                                        (ranks > 1 ? format("%d x ", ranks) + machine : machine).c_str(),
                                        human_bytes((double)planned.bytes).c_str(), o.out.c_str()));
@@ -446,7 +446,8 @@ inline void describe_better_split(RunTable& t, const TrainOptions& o, const Mode
         for (const std::string& n : p.pipeline_layers) option += " " + n;
         if (o.account_for_embedding_in_pipeline_split) option += " --no-account-for-embedding-in-pipeline-split";
         if (o.account_for_loss_in_pipeline_split) option += " --no-account-for-loss-in-pipeline-split";
-        t.row("faster split", format("%s: %.3g instead of %.3g s a step, bubble %.1f%%; train_gpt tune searches whole layouts",
+        t.row("faster split", format("%s: %.3g instead of %.3g s per step, bubble %.1f%%; train_gpt tune searches whole "
+                                     "layouts",
                                      option.c_str(), split.plan.step_seconds, plan.step_seconds, 100 * split.plan.bubble));
         t.exact({{"options", option}, {"layers", split.layers}, {"seconds", split.plan.step_seconds}});
         return;
@@ -498,7 +499,7 @@ inline void describe_time_here(Run& run, double step_seconds) {
     const double tokens = (double)run.schedule.total_samples * T;
     const double rate = (double)run.schedule.final_batch * T / step_seconds;
     t.table.section("Plan", Table::Values::text);
-    t.row("step", "about " + human_duration(step_seconds) + ", by a second's measurement of a part of the model");
+    t.row("step", "about " + human_duration(step_seconds) + ", measured for a second on a part of the model");
     t.exact({{"seconds", step_seconds}});
     t.row("throughput", format("%s tokens/s, %.0f%% of the peak", human_count(rate).c_str(),
                                100 * rate * model_flops_per_token(run.c, T) / run.peak.flops));
