@@ -247,7 +247,7 @@ void router_logits(Ctx& ctx, real* logits /*(N, E)*/, const floatX* inp /*(N, C)
                    const floatX* bias /*(E) or null*/, const MixtureShape& shape, int C);
 // Chooses the experts of each row from r.logits, and sorts the choices by expert. sets all of r but the logits.
 void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const RouterRule& rule);
-// The second half of it, from r.experts, for experts [first, first + shape.E) of a mixture: the others' choices get no slot.
+// The second half of route, from r.experts, for experts [first, first + shape.E) of a mixture: choices of others get no slot.
 void sort_choices(Ctx& ctx, const Routing& r, const MixtureShape& shape, int first);
 // The gradient of the logits: through the weights, and of the two losses
 //   balance  sum over sequences of E / (K T^2) sum_e counts_e sum_t p_te (Fedus et al., 2021, "Switch Transformers"), where p
@@ -310,7 +310,7 @@ void expert_combine(Ctx& ctx, floatX* out /*(N, C)*/, const floatX* inp /*(slots
 void expert_combine_real(Ctx& ctx, real* out /*(N, columns)*/, const real* inp /*(slots, columns)*/, const Routing& r,
                          const MixtureShape& shape, int columns);
 // The ranks of each row's experts, if rank i has experts i * each to (i + 1) * each - 1: different ones, in ascending order,
-// then -1. -1 is no expert. ranks.K >= the number of different ranks. sets out.
+// then -1. An expert of -1 is skipped. ranks.K >= the number of different ranks. sets out.
 void ranks_of_experts(Ctx& ctx, int* out /*(N, ranks.K)*/, const int* experts /*(N, K)*/, const MixtureShape& ranks, int K,
                       int each);
 // The experts of choices that have a slot; -1 for dropped ones. sets out.
@@ -409,7 +409,7 @@ template <class E>
 void reduce_scatter(Ctx& ctx, Comm& comm, E* out /*(n)*/, const E* all /*(size, n)*/, size_t n);
 
 // Rows of row_bytes each: rows sent[r] .. sent[r + 1] - 1 of `in` go to rank r, and rows received[r] .. received[r + 1] - 1 of
-// out come from it. All ranks know how many from the others.
+// out come from it. Every rank knows the numbers of rows from all others.
 void all_to_all(Ctx& ctx, Comm& comm, void* out, const std::vector<int>& received, const void* in, const std::vector<int>& sent,
                 size_t row_bytes);
 

@@ -310,7 +310,7 @@ struct ExpertRows {
     HD size_t row(int slot) const { return choices ? (size_t)choices[slot] / (size_t)K : (size_t)slot; }
 };
 // Sets `ranks` to the ranks of a row's K experts, `each` of them per rank: n different ones in ascending order, then -1.
-// Experts of -1 are none.
+// Experts of -1 are skipped.
 HD inline void set_ranks(int* ranks, int n, const int* experts, int K, int each) {
     for (int i = 0, last = -1; i < n; i++) {
         int next = INT_MAX;

@@ -146,8 +146,8 @@ private:
 };
 
 // ---- files in memory -------------------------------------------------------------------------------------------------------
-// A folder of files that only this process has. It is called like a file on the disk (model.gguf), below which the disk has
-// nothing, so that the names of its files say in messages where they are from. A killed process leaves nothing of it.
+// A folder of files in this process's memory. It has the name of a file on the disk (model.gguf), below which the disk has
+// nothing, so that messages show where its files come from. Nothing of it remains after the process.
 class FilesInMemory {
 public:
     static void add(const std::string& folder, const std::map<std::string, std::string>& texts) {
@@ -524,7 +524,7 @@ inline std::string beginning_of(const std::string& path, size_t most = 400) {
         return start;
     });
 }
-// Refuses to replace a file that the command has not written.
+// Refuses to replace a file that the command did not write.
 inline void check_replaceable(const std::string& path, const std::string& command) {
     std::error_code error;
     if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return;
@@ -549,7 +549,7 @@ inline void sync_directory(const std::string& dir) {
     close(fd);
 }
 
-// Writes a file's data to the disk, whoever has written it; without an error where that is not possible.
+// Syncs a file's data to the disk, whichever process wrote it; where that is not possible, without an error.
 inline void sync_file(const std::string& path) {
     const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) return;
@@ -631,7 +631,7 @@ bool move_all(size_t bytes, Some some) {
 
 class FileWriter {
 public:
-    // Removes what killed processes left of this file.
+    // Removes leftovers of this file from killed processes.
     explicit FileWriter(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
         LeftByKilledProcesses::remove(path);
         fd_ = create_new_file(temporary_);

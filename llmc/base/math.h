@@ -105,7 +105,7 @@ HD void store_weight(F* param, LowerHalf*, size_t i, F x) {
     param[i] = x;
 }
 
-// The parameter that store_weight makes of x.
+// The parameter that store_weight computes from x.
 inline floatX nearest_weight(real x) {
     floatX weight;
     LowerHalf half;

@@ -17,7 +17,7 @@ inline std::string without_underscores(const std::string& text) {
         if (text[i] != '_' || i == 0 || !digit(i - 1) || !digit(i + 1)) plain += text[i];
     return plain;
 }
-// "10,000" without the commas that group its digits in threes; unchanged if they do not: 0,001 and 1,5 are no whole numbers.
+// "10,000" without the commas that group its digits in threes; unchanged if they do not: 0,001 and 1,5 are not whole numbers.
 inline std::string without_commas(const std::string& text) {
     const size_t first = text.find(','), digits = std::min(text.find_first_not_of("0123456789,"), text.size());
     if (first == std::string::npos || first == 0 || first > 3 || text[0] == '0' || (digits - first) % 4) return text;

@@ -49,7 +49,7 @@ inline std::string sum_lines(const std::string& dir, const std::vector<std::stri
 
 // Sums of the bytes passed to write for the files of a directory. A CRC without its two inversions is linear: a file's is the
 // XOR of its pieces', each as if followed by zeros up to the file's end. So each writer keeps a number per file, whatever the
-// order of its pieces and whoever writes the others. Any thread may add.
+// order of its pieces and whichever rank writes the others. Any thread may add.
 class WrittenFiles {
 public:
     explicit WrittenFiles(const std::string& dir) : dir_(dir + "/") {}

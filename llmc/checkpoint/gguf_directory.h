@@ -34,7 +34,7 @@ inline ModelTexts texts_of_gguf(const GgufModel& model, const GgufTokenizer& tok
     return texts;
 }
 
-// The file as a model directory: its path, under which its texts are from now on in memory.
+// The path of the file as a model directory. From now on its texts are in memory, below that path.
 inline std::string gguf_directory(const std::string& file) {
     if (FilesInMemory::is_folder(file)) return file;
     const GgufModel& model = *gguf_model_in(file);

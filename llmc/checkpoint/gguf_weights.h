@@ -146,7 +146,7 @@ private:
 inline bool is_gguf_file(const std::string& path) {
     return std::filesystem::path(path).extension() == ".gguf" && (FilesInMemory::is_folder(path) || is_regular(path));
 }
-// The model in a GGUF file, which is opened once; null: the path is none.
+// The model in a GGUF file, which is opened once; null: the path is not a GGUF file.
 inline std::shared_ptr<const GgufModel> gguf_model_in(const std::string& path) {
     static std::map<std::string, std::shared_ptr<const GgufModel>> opened;
     if (const auto found = opened.find(path); found != opened.end()) return found->second;

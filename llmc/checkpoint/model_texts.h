@@ -130,7 +130,7 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     return t;
 }
 
-// The token that ends an answer in this Jinja template; -1: none, or no token.
+// The token that ends an answer in this Jinja template; -1: there is none.
 inline int turn_end_of(const Tokenizer& tokenizer, const std::string& jinja) {
     if (jinja.empty()) return -1;
     try {
@@ -140,8 +140,8 @@ inline int turn_end_of(const Tokenizer& tokenizer, const std::string& jinja) {
     }
 }
 
-// Gives a model trained on conversations their chat template if it has none, so that it can be used for chat. tells: warns if
-// it has a different one.
+// Gives a model trained on conversations their chat template if it has none, so that it can be used for chat. With `tells`,
+// warns if it has a different one.
 inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const std::string& recorded, bool tells) {
     const std::string learned = jinja_of_recorded(recorded), own = jinja_template_in(t.files);
     if (own.empty() && !learned.empty()) {
@@ -200,7 +200,7 @@ inline std::map<std::string, std::string> files_of_texts(const ModelConfig& c, c
     }
     return files;
 }
-// Writes them into `dir`, which exists, each once: the disk is compared with it.
+// Writes them into the existing `dir`. WrittenFiles later compares the disk with them.
 inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t, WrittenFiles& written) {
     for (const auto& [name, text] : files_of_texts(c, t)) written.write(dir + "/" + name, text);
 }

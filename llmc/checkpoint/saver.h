@@ -73,7 +73,7 @@ public:
         ModelTexts texts;
         std::string reference;                       // a file in each checkpoint (preference_reference.h); empty: none
         RunLock* lock = nullptr;                     // of out; held by the first rank only
-        std::shared_ptr<Monitor> monitor = nullptr;  // is told of a disk that hangs; may be null
+        std::shared_ptr<Monitor> monitor = nullptr;  // notified of a disk that hangs; may be null
     };
     struct Outcome {
         int64_t step;

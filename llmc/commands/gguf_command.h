@@ -41,7 +41,7 @@ inline ModelConfig config_for_gguf(ModelConfig c, const GgufArchitecture& a) {
     return c;
 }
 
-// The type with this name; empty: the one of the model's own files, which loses nothing of the matrices.
+// The type with this name; empty: the type of the model's own files, which stores the matrices without loss.
 inline const GgufFileType& file_type_of(const std::string& word, const TensorSource& source, const ParameterTable& table) {
     const std::string dtype = source.gguf() ? "" : source.get(table.rows[0], table.rows[0].hf[0]).dtype;
     const std::string own = dtype == "BF16" ? "bf16" : dtype == "F16" ? "f16" : "f32";
@@ -83,7 +83,7 @@ struct WrittenTensor {
     GgufType type;
 };
 
-// Rows that are not whole blocks of the type have another one, so that the file is larger than it says.
+// Notes matrices that are stored in a larger type, because their rows are not whole blocks of the requested one.
 inline void note_other_types(const std::vector<WrittenTensor>& all, const GgufFileType& type) {
     const int block = (int)gguf_type(type.most).elements;
     int64_t matrices = 0, others = 0;

@@ -53,7 +53,7 @@ int run_alone(const char* name, const Strings& arguments, int (*command)(const O
     return command(options);
 }
 
-// The job's command is behind "--".
+// The job's command follows "--".
 inline int supervise(Strings arguments) {
     const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
     const Strings job(dashes == arguments.end() ? dashes : dashes + 1, arguments.end());

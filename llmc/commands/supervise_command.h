@@ -172,7 +172,7 @@ public:
         errors_ = ends[0];
         fcntl(errors_, F_SETFL, O_NONBLOCK);
     }
-    // Ends the processes that the job has left behind, and those that do not hear in 30 seconds by force.
+    // Ends the processes that the job has left behind; kills those that are still there after 30 seconds.
     ~Job() {
         const double begin = monotonic_seconds();
         for (bool any = signal_descendants(SIGTERM); any; any = !descendants().empty()) {

@@ -1,7 +1,7 @@
 // Keys that open accounts, handles, and e-mail addresses that are spelled out:
 //   key    by the prefixes that issuers use (AWS, GitHub, GitLab, Google, Slack, Stripe, OpenAI, Hugging Face, npm, PyPI,
 //   SendGrid, JSON Web Tokens, private keys in PEM); and values assigned to a name like password, token or api_key, if it has
-//          letters and digits and is no placeholder
+//          letters and digits and is not a placeholder
 //   user   @name of 3 to 30 characters, as in social networks; not annotations of programs (@Override, @media), packages
 //   (@scope/x), nor decorators, which are alone in their lines
 //   email  "john [at] example [dot] com", "john(at)example.com", "john AT example DOT com", "john at example dot com"

@@ -470,7 +470,7 @@ private:
                  (long long)sample, (long long)n_samples_);
         return blend_ ? blend()[sample] : BlendEntry{0, (uint32_t)sample};
     }
-    // The conversations of a sample, each from position 0, followed by padding, which is no target.
+    // The conversations of a sample, each from position 0, followed by padding, which is never a target.
     void read_conversations(const Source& source, int64_t sample, Batch& out, size_t row) const {
         std::vector<int> text;
         // A conversation starts with the virtual tokens before it; the sample's first conversation's are not in the batch yet.

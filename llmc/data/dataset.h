@@ -483,7 +483,7 @@ public:
         if (mask_) mask_->keep();
     }
 
-    // Documents of another writer, which has kept its files and not yet committed them, follow this writer's. tick(bytes) is
+    // The data of another writer, which kept its files without committing them, for appending to this writer's. tick(bytes) is
     // called after each piece of its tokens.
     struct Part {
         std::string prefix, ending;  // of its files
@@ -498,7 +498,7 @@ public:
         n_documents_ += part.kept.documents;
         n_tokens_ += part.kept.tokens;
     }
-    // The files are not needed any more: the destructor removes them.
+    // The files are no longer needed: the destructor removes them.
     void discard() {
         bin_.discard();
         idx_.discard();

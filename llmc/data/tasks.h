@@ -579,7 +579,7 @@ inline std::vector<Metric> answer_metrics(const Task& task, const std::vector<in
 
 // ---- several tasks ---------------------------------------------------------------------------------------------------------
 // Accuracy above chance, as averaged over tasks in DCLM's CORE (Li et al., arXiv:2406.11794): (acc - chance) / (1 - chance), 0
-// for guesses and 1 for all right. chance: a task of CORE says it; else 0 for a last word and for exact matches of generative
+// for guesses and 1 for all right. chance: a task of CORE has its own; else 0 for a last word and exact matches of generative
 // tasks. Nothing for tasks without an accuracy.
 inline std::optional<double> centred_accuracy(const Task& task, const std::vector<int64_t>& examples,
                                               const std::vector<Metric>& metrics) {

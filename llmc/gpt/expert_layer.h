@@ -10,10 +10,10 @@
 
 // ---- experts in FP8 ---------------------------------------------------------------------------------------------------------
 
-// Experts multiply the numbers of FP8 codes in floatX, which is exact: the same arithmetic as products of codes, whose sums of
-// an expert's rows, of any number, tensor cores would have to pad. Numbers are made before each product, from tensors that are
-// kept as in bf16. Each of the six tensors of fc1 and fc2 has one scale for all experts; rows are measured before they are
-// sent to experts, so that scales do not depend on the layout.
+// Experts multiply the numbers that FP8 codes represent, in floatX, which is exact: the result is the same as from products of
+// codes, for which tensor cores would need each expert's rows padded. The numbers are computed before each product, from
+// tensors that are kept as in bf16. Each of the six tensors of fc1 and fc2 has one scale for all experts; rows are measured
+// before they are sent to experts, so that scales do not depend on the layout.
 
 // Rows of experts: of the mixture's input or output, or slots.
 inline FilledRows filled_rows(const ExpertRows& x, const MixtureShape& shape, const ExpertGroups& groups, int columns) {

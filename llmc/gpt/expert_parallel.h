@@ -1,5 +1,5 @@
-// Expert parallelism (Lepikhin et al., 2020, "GShard"): the ranks of ep, a part of data parallelism, hold different experts of
-// a mixture; everything else of a model is the same on all of them. A rank's experts process the rows of all of them:
+// Expert parallelism (Lepikhin et al., 2020, "GShard"): the ranks of ep, a subset of the data-parallel ranks, hold different
+// experts of a mixture; everything else of a model is the same on all of them. A rank's experts process the rows of all:
 //
 //   own rows        (N, C)         router, choices and weights
 //   all-gather      (ep, N, C)     rows, choices and weights of all ranks; sorted by this rank's experts only
@@ -69,7 +69,7 @@ inline void send_to_experts(const Pass& p, const Block& b, const MlpActivations&
     be::gather_rows(p.ctx, p.m.a.sent_rows, own, s.sent.choices, per_row, messages.sent.back(), row_bytes);
     be::all_to_all(p.ctx, p.m.ranks->ep, out, messages.received, p.m.a.sent_rows, messages.sent, row_bytes);
 }
-// The other way: sent_rows = what other ranks' experts return for each row that this rank sent them; of: (M, row_bytes).
+// The reverse: sent_rows = the results of other ranks' experts for each row that this rank sent them; of: (M, row_bytes).
 inline floatX* return_from_experts(const Pass& p, const Block& b, const void* of, size_t row_bytes) {
     const RowMessages& messages = p.messages(b.fc1().block);
     be::all_to_all(p.ctx, p.m.ranks->ep, p.m.a.sent_rows, messages.sent, of, messages.received, row_bytes);

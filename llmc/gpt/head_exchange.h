@@ -1,8 +1,8 @@
 // Attention of sequences whose rows are cut over the ranks of cp, with --context-parallel-method alltoall, as in
 // DeepSpeed-Ulysses (arXiv:2309.14509). A rank sends the queries, keys and values of its rows to the ranks of their heads, and
 // receives all rows of its own heads, NHl / cp of NHl. Attention then sees whole sequences, with the bits of one rank; the
-// output goes back to the ranks of its rows. In backward qkv, the output and its gradient take the same way, and the gradient
-// of qkv goes back. Heads of a rank: cp.rank NHl / cp and the following ones.
+// output is sent back to the ranks of its rows. In backward qkv, the output and its gradient are exchanged in the same way, and
+// the gradient of qkv is sent back. Heads of a rank: cp.rank NHl / cp and the following ones.
 //   row, packed   numbers in a row of all heads; of a rank's heads
 //   exchanged[0], exchanged[1]   (cp, N, packed) sent, received; or (B, cp T, packed)
 //   whole_att, whole_datt        (B, cp T, NHl / cp, HS) in backward
@@ -43,7 +43,7 @@ public:
             copy(whole + in_whole, whole_row(numbers), received + in_ranks, 2 * numbers, numbers, (size_t)p_.in.B);
         });
     }
-    // The other way. whole may be exchanged[1].
+    // The reverse. whole may be exchanged[1].
     void to_rows(floatX* rows, const floatX* whole) const {
         floatX *const sent = p_.m.a.exchanged[0], *const received = p_.m.a.exchanged[1];
         for_each_chunk([&](size_t in_whole, size_t in_ranks, size_t numbers) {

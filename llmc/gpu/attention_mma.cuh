@@ -61,7 +61,7 @@ static_assert(fit_in_shared_memory(MmaHeads{}));
 // Starts copying rows [first, first + rows) of a head into a tile; rows from `end` on become zeros.
 template <int HS, int rows, int threads>
 __device__ __forceinline__ void copy_tile(bf16* tile, const bf16* head, size_t row_size, int first, int end) {
-    constexpr int chunks = HS / 8, at_once = threads / chunks;  // rows per step; some threads idle if HS is no power of 2
+    constexpr int chunks = HS / 8, at_once = threads / chunks;  // rows per step; some threads idle if HS is not a power of 2
     const int my_row = (int)threadIdx.x / chunks, chunk = (int)threadIdx.x % chunks;
     const bf16* from = head + (size_t)(first + my_row) * row_size + chunk * 8;
     if (my_row < at_once)

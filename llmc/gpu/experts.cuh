@@ -20,7 +20,7 @@ namespace detail {
 // ---- router ----------------------------------------------------------------------------------------------------------------
 constexpr int router_warps = 8;  // of a block, a row each
 
-// Scores of a row, computed again whenever needed: no limit to the number of experts. All lanes of a warp make one together.
+// Scores of a row, recomputed whenever needed, so that any number of experts works. All lanes of a warp compute one together.
 class RowScores {
 public:
     __device__ RowScores(const real* logits, int E, bool sigmoid) : logits_(logits), sigmoid_(sigmoid) {

@@ -64,7 +64,7 @@ public:
         in_head_ = true;
     }
     void end_head() { in_head_ = false; }
-    // No further request is read: the rest of this one's body would be taken for it.
+    // No further request is read: the unread part of this one's body would be parsed as one.
     void close_after_answer() { last_ = true; }
     bool last() const { return last_ || refused_; }
     // 408, 431: why the request was not read to its end, if nothing was answered yet; otherwise 0.

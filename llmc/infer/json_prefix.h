@@ -1,5 +1,5 @@
 // Whether bytes are the start of a JSON object (RFC 8259), byte by byte: with response_format json_object, `train_gpt serve`
-// draws only tokens that keep the text one. Narrower than the standard where a model could write without end or parsers differ:
+// draws only tokens that keep the text valid. Narrower than the standard where a model could write endlessly or parsers differ:
 // at most 32 brackets deep, 32 bytes of white space in a row, numbers of 20 characters with exponents of two digits, no
 // surrogates as escapes. Strings are UTF-8.
 #pragma once

@@ -359,7 +359,7 @@ struct GgufPart {
     std::string name;
     int row = 0, rows = 0;
     int paired_heads = 0;     // 0: the rows are in our order
-    int stack = 0, next = 0;  // matrices; 0: it is no stack
+    int stack = 0, next = 0;  // matrices; 0: it is not a stack
 
     int matrices() const { return std::max(stack, 1); }
     std::vector<int64_t> shape(const TensorSpec& spec) const {

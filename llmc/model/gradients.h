@@ -28,7 +28,7 @@
 #include "parameters.h"
 
 // The key of a micro-batch's contribution, by its first sample. The ranks of cp have rows of the same samples: if they shared
-// random numbers, their roundings would err alike, and on n ranks the variance of the sum be (n + 1) / 2 times as large.
+// random numbers, their rounding errors would correlate, and the variance of a sum over n ranks be (n + 1) / 2 times as large.
 inline uint64_t contribution_key(uint64_t seed, int64_t sample, const Axis& cp) {
     return rounding_key(seed, sample * cp.size + cp.rank, RngPurpose::gradients);
 }

@@ -370,7 +370,7 @@ inline nlohmann::json text_config(const nlohmann::json& file, const std::string&
     return j;
 }
 
-// The type of weights, which is the files' own here. transformers accepts types of numbers with a fraction.
+// The type of weights, which is only checked: the files have their own. transformers accepts floating-point types.
 inline void check_dtype(const HfReader& in, const char* key) {
     const std::string word = in.text(key, "float32");
     for (const char* known : {"float64", "double", "float32", "float", "float16", "half", "bfloat16"})

@@ -41,8 +41,8 @@ public:
     }
 
 private:
-    // While some ranks work for longer than a wait may take, all exchange messages once a second: a rank that works at its next
-    // tick, the others at once.
+    // While some ranks work for longer than the limit on waiting, all ranks exchange messages once a second: working ones at
+    // their next tick, the others at once.
     class Rounds {
     public:
         explicit Rounds(World& world) : world_(world) {}

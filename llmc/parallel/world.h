@@ -433,7 +433,7 @@ struct WorldState {
         _exit(status);
     }
 
-    // Also in a process that is otherwise quiet: no other one may know the error.
+    // Even in a process that is otherwise quiet, because no other one may know the error.
     [[noreturn]] void end_by_error(const std::string& error) {
         is_quiet() = false;
         print_line(stderr, "error: " + error);

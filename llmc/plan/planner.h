@@ -16,8 +16,8 @@
 // Context parallelism gathers keys and values, 1 message forward, 2 backward and 1 more where attention is recomputed, or
 // exchanges heads, twice as many messages; nothing overlaps.
 // All-to-all messages carry only the rows that chose one of a rank's experts (fraction_for_rank), which are also packed or
-// added: read and written in memory. The busiest rank's experts have --expert-imbalance times the mean of
-// choices, by default 1; experts' gradients only cross the ranks with the same experts.
+// added: read and written in memory. The busiest rank's experts have --expert-imbalance times the mean load, by default 1;
+// experts' gradients are only sent between ranks with the same experts.
 //
 // Cost of recomputation: full, its layers' forward pass once more; selective, the memory traffic of norms and activation
 // functions; mlp, the same plus the product fc1. For pairs of answers, the head's forward pass is computed twice, as if not

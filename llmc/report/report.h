@@ -192,7 +192,7 @@ inline std::string report_tiles(const RunLog& log) {
     const StepNumbers& s = log.newest;
     std::string out = "<section class=\"tiles\">\n";
     const double loss = last_smoothed(log, "loss"), speed = last_smoothed(log, "tokens_per_s");
-    const bool compares = !std::isnan(log.newest["reward_margin"]);  // pairs of answers: the loss is no cross-entropy
+    const bool compares = !std::isnan(log.newest["reward_margin"]);  // pairs of answers: the loss is not a cross-entropy
     const auto perplexity = [&](double loss) { return compares ? "" : "perplexity " + human_count(std::exp(loss)); };
     if (!std::isnan(loss)) out += tile("Training loss (smoothed)", with_decimals(loss, 3), perplexity(loss));
     if (!log.valid.empty())

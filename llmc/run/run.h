@@ -170,7 +170,7 @@ inline void check_recomputation(const TrainOptions& o) {
             others, policy, counted(o.recompute_num_layers, "layer").c_str());
 }
 
-// Values that are allowed, as experiments may need them, but are hardly ever meant.
+// Values that are allowed, because experiments may need them, but are usually mistakes.
 inline void warn_of_unusual_values(const TrainOptions& o) {
     const auto warn = [](bool unusual, const std::string& why) {
         if (unusual) print_line(stderr, "warning: " + why);

@@ -129,7 +129,7 @@ struct SupervisorRules {
     double first_wait = 10;             // seconds before a restart, doubled after each further start without a new checkpoint
     double longest_wait = 600;          // seconds
     int same_step = 3;                  // endings at one step, without one suspect, after which the program is at fault
-    int strikes = 2;                    // endings that name a host, after which it is not used any more
+    int strikes = 2;                    // endings that name a host, after which it is no longer used
     double strikes_expire = 24 * 3600;  // seconds
 };
 

@@ -171,7 +171,7 @@ public:
         if (!snapshots_) return;
         snapshots_->proceed();
         report_snapshot();
-        // A snapshot shares the copy of the training memory with a checkpoint: it is left out while another save continues.
+        // A snapshot shares the copy of the training memory with a checkpoint: it is omitted while another save continues.
         if (!saves && snapshot_due() && saver_.idle() && snapshots_->idle()) {
             prepare_state();
             snapshots_->save(state_);

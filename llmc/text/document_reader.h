@@ -528,7 +528,7 @@ private:
                 input_name(in.name()).c_str());
         return found;
     }
-    // An address is judged only now. --skip-bad-files leaves it out like a file, but not because its download failed.
+    // An address is checked only now. --skip-bad-files skips it like a file, but not because its download failed.
     void open_next() {
         const size_t file = next_file_++;
         try {

@@ -367,7 +367,7 @@ inline void keep_longest_run(const std::vector<Paragraph>& paragraphs, const std
     }
     close();
     if (best.width <= good || (good > 0 && best.near_good == 0)) return;
-    // Short paragraphs at its ends are no part of it unless they are sentences, but a heading before it is.
+    // Short paragraphs at its ends are not part of it unless they are sentences, but a heading before it is.
     const auto is_edge = [&](size_t i) {
         return alone[i] == Kind::bad ||
                (alone[i] == Kind::short_one && (paragraphs[i].width < least_mean || !ends_sentence(paragraphs[i].text)));

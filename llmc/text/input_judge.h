@@ -22,7 +22,7 @@ inline std::string reason_of(const Error& e) {
 class InputJudge {
 public:
     // before: the counts up to the start of the input, at first_file. first_of_share: the first of the files that this rank
-    // reads. joined: other ranks read other files, and add() has the last word.
+    // reads. joined: other ranks read other files, whose counts add() adds before it judges.
     explicit InputJudge(const TextInput& input, size_t first_file = 0, const JudgedLines& before = {},
                         size_t first_of_share = 0, bool joined = false)
         : input_(input),

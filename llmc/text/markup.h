@@ -51,8 +51,8 @@ inline bool begins_as_xml(std::string_view first) {
 // WikiExtractor's output: <doc id="12" url="..." title="..."> around each article.
 inline bool begins_as_wiki(std::string_view first) { return begins_with(without_byte_order_mark(first), "<doc id=\""); }
 
-// The bytes of tags, by what only markup has: ends of elements, which count twice for their first bytes, tags with attributes,
-// and the few that have no end. Programs have <int> and <vector>, which do not count.
+// The bytes of tags, counted by features that only markup has: ends of elements, which count twice for their first bytes, tags
+// with attributes, and the few that have no end. Programs have <int> and <vector>, which do not count.
 inline int64_t count_markup(std::string_view text) {
     constexpr size_t longest = 2000;  // of a tag
     int64_t bytes = 0;

@@ -83,7 +83,7 @@ private:
                  printable(column_).c_str());
     }
 
-    // By the first line; "sep=;" says it, as Excel writes.
+    // By the first line; Excel writes it as "sep=;".
     char find_delimiter() {
         std::string_view line = in_->peek(first_bytes);
         line = line.substr(0, line.find('\n'));

@@ -157,7 +157,7 @@ inline void refuse_other_formats(std::string_view first, const std::string& path
     fail("%s is not UTF-8 text: it is %s; HINT: %s", input_name(path).c_str(), found->name, hint.c_str());
 }
 
-// The name in lower case, without what names the compression, and without an address's query.
+// The name in lower case, without the ending of a compression and without an address's query.
 inline std::string plain_name(const std::string& path) {
     std::string name = lower_ascii(without_query(path));
     for (const std::string_view ending : {".gz", ".zst"})

@@ -470,8 +470,8 @@ private:
             fail("%s: unk_id is %s; it must be the id of a token", source_.c_str(), unknown.dump().c_str());
         unknown_ = unknown.get<int>();
         load_added(j);
-        // Text that spells a special token stays text, so it is no piece. (In the library it is one if a normalizer has made
-        // it.)
+        // Text that spells a special token stays text, so it is not a piece. (In the library it is one if a normalizer has
+        // produced it.)
         std::vector<UnigramEncoder<double>::Piece> pieces;
         std::set<std::string> seen = {""};  // normalized added tokens may coincide, or be empty
         for (size_t id = 0; id < scores.size(); id++)
