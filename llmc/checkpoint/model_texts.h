@@ -140,8 +140,8 @@ inline int turn_end_of(const Tokenizer& tokenizer, const std::string& jinja) {
     }
 }
 
-// Gives a model trained on conversations their chat template if it has none, so that it can be used for chat. With `tells`,
-// warns if it has a different one.
+// Gives a model trained on conversations their chat template if it has none, so that it can be used for chat. tells: warns
+// if it has a different one.
 inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const std::string& recorded, bool tells) {
     const std::string learned = jinja_of_recorded(recorded), own = jinja_template_in(t.files);
     if (own.empty() && !learned.empty()) {

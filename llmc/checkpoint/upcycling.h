@@ -1,7 +1,7 @@
 // Drop-Upcycling (Nakamura et al., 2025, arXiv 2502.19261): a mixture whose experts are copies of a dense model's MLP learns
 // slowly, because the copies remain similar. So a fraction of each expert's F intermediate dimensions is drawn, and in each of
-// its three matrices the rows (gate, up) or columns (down) of these dimensions are replaced by random numbers. They are normally
-// distributed, with the mean and the standard deviation of the replaced numbers of this matrix.
+// its three matrices the rows (gate, up) or columns (down) of these dimensions are replaced by random numbers, which are
+// normally distributed, with the mean and the standard deviation of the replaced numbers of this matrix.
 // Everything is a function of the seed, the tensor and the place in it: equal in every layout.
 #pragma once
 #include <algorithm>

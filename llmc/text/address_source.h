@@ -3,8 +3,8 @@
 // address.
 //
 // A download by curl that breaks off continues at the byte reached: it is requested from a little before that byte, and these
-// bytes must be the same again. Other commands are not repeated. A failed command ends the run; it is never mistaken for the end
-// of the input.
+// bytes must be the same again. Other commands are not repeated. A failed command ends the run; it is never mistaken for the
+// end of the input.
 #pragma once
 #include <fcntl.h>
 #include <poll.h>
