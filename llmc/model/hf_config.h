@@ -375,8 +375,7 @@ inline void check_dtype(const HfReader& in, const char* key) {
     const std::string word = in.text(key, "float32");
     for (const char* known : {"float64", "double", "float32", "float", "float16", "half", "bfloat16"})
         if (word == known) return;
-    if (word.rfind("float8_", 0) != 0)
-        in.wrong(key, "float32, float16, bfloat16, float64 or a type of 8 bits, \"float8_...\",");
+    if (word.rfind("float8_", 0) != 0) in.wrong(key, "float32, float16, bfloat16, float64 or an 8-bit type, \"float8_...\",");
 }
 // The ids of a token, or of several. Ids outside of the vocabulary are allowed (Llama 1's padding is -1).
 inline std::vector<int64_t> ids_of(const HfReader& in, const char* key) {

@@ -58,7 +58,7 @@ inline const MegatronName megatron_names[] = {
      "gradients are summed in fp32 unless --main-grads-dtype bf16 is given"},
     {"train", "use-distributed-optimizer overlap-grad-reduce overlap-param-gather tp-comm-overlap", 0, "", "", "",
      "it is the default"},
-    {"train", "group-query-attention", 0, "", "", "", "--num-query-groups alone switches it on"},
+    {"train", "group-query-attention", 0, "", "", "", "--num-query-groups enables it"},
     {"train", "no-contiguous-buffers-in-local-ddp delay-grad-reduce no-delay-grad-reduce sync-tp-duplicated-parameters", 0, "",
      "", "", "gradients are always in one buffer, and their order is fixed"},
     {"train", "DDP-impl distributed-backend local-rank", 1, "", "", "", "MPI starts the ranks, and NCCL connects GPUs"},

@@ -524,7 +524,7 @@ inline Allowed one_of(Strings choices) {
       "rows of a sequence")                                                                                                    \
     X(std::string, moe_token_dispatcher_type, "", "", one_of({"allgather", "alltoall"}), "Parallel",                           \
       "with --expert-model-parallel-size: rows are sent to all of its ranks (allgather), or only to those with an expert "     \
-      "that they chose (alltoall); default: the faster one by the plan")                                                       \
+      "that they chose (alltoall); default: alltoall if a rank is expected to get at most 2/3 of the rows")                    \
     X(int, zero, "", 1, between(0, 3), "Parallel",                                                                             \
       "1: shard the optimizer's state over data-parallel ranks (ZeRO-1); 2: also the gradients, which are then sent in every " \
       "micro-batch (ZeRO-2); 3: also the parameters, sent twice in every micro-batch (ZeRO-3); 0: each rank has all of them")  \
@@ -629,7 +629,7 @@ inline Allowed one_of(Strings choices) {
       "one conversation")                                                                                                    \
     X(std::string, chat_template, "", "", word("NAME"), "Text",                                                              \
       "chat template: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, qwen3, olmo-2, plain; "    \
-      "default: the model's, if it is one of these")                                                                         \
+      "default: the model's own")                                                                                            \
     X(std::string, system, "", "", word("TEXT"), "Text", "system message at the start of the conversation")                  \
     X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "maximum number of tokens to generate")              \
     X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                       \
@@ -647,33 +647,32 @@ inline Allowed one_of(Strings choices) {
     PARALLEL_OPTIONS(X)                                                                                                      \
     CPU_OPTIONS(X)
 
-#define SERVE_OPTIONS(X)                                                                                                  \
-    X(std::string, model, "", "", word("DIR"), "Model",                                                                   \
-      "model to serve: a Hugging Face directory, the output directory of a run (its newest checkpoint), a GGUF file, or " \
-      "the name of a model in Hugging Face's cache")                                                                      \
-    ADAPTER_OPTIONS(X)                                                                                                    \
-    FORMAT_OPTIONS(X)                                                                                                     \
-    X(std::string, served_model_name, "", "", word("NAME"), "Model",                                                      \
-      "the model's name in requests; default: its directory's name")                                                      \
-    X(std::string, chat_template, "", "", word("NAME"), "Model",                                                          \
-      "chat template, as for generate; default: the model's, if it is one of these")                                      \
-    X(std::string, host, "", "127.0.0.1", word("ADDRESS"), "Network",                                                     \
-      "address to listen on; 0.0.0.0: all addresses of this machine. There are no passwords and no encryption")           \
-    X(int, port, "", 8080, between(0, 65535), "Network", "port to listen on; 0: a free one, which is printed")            \
-    X(Strings, allowed_hosts, "", {}, list(0, "NAME"), "Network",                                                         \
-      "further host names under which browsers and proxies may access this server (Host), or whose pages may access it "  \
-      "(Origin); *: any; default: addresses, localhost and this machine's name")                                          \
-    X(int, batch, "", 8, between(1, 4096), "Limits", "maximum batch size; memory grows with it")                          \
-    X(int, max_queue, "", 64, between(0, 4096), "Limits", "maximum number of queued requests; any more get status 503")   \
-    X(int, max_new_tokens, "", 4096, between(1, 10000000), "Limits",                                                      \
-      "maximum number of tokens that a request may generate per completion")                                              \
-    X(int, seq_length, "seq", 0, between(1, 100000000), "Limits",                                                         \
-      "maximum number of tokens of a prompt and its completion; memory grows with it; default: the model's maximum")      \
-    X(int64_t, max_body, "", 1 << 20, between(1024, 1 << 30), "Limits", "maximum request size in bytes")                  \
-    X(int, request_timeout, "", 30, between(1, 1000000), "Limits",                                                        \
-      "seconds for a request to arrive, and for the client to read a finished response, plus one per MiB")                \
-    X(int, timeout, "", 600, between(1, 1000000), "Limits",                                                               \
-      "seconds after which a completion is cut off; a request whose generation has not started by then gets status 503")  \
+#define SERVE_OPTIONS(X)                                                                                                     \
+    X(std::string, model, "", "", word("DIR"), "Model",                                                                      \
+      "model to serve: a Hugging Face directory, the output directory of a run (its newest checkpoint), a GGUF file, or "    \
+      "the name of a model in Hugging Face's cache")                                                                         \
+    ADAPTER_OPTIONS(X)                                                                                                       \
+    FORMAT_OPTIONS(X)                                                                                                        \
+    X(std::string, served_model_name, "", "", word("NAME"), "Model",                                                         \
+      "the model's name in requests; default: its directory's name")                                                         \
+    X(std::string, chat_template, "", "", word("NAME"), "Model", "chat template, as for generate; default: the model's own") \
+    X(std::string, host, "", "127.0.0.1", word("ADDRESS"), "Network",                                                        \
+      "address to listen on; 0.0.0.0: all addresses of this machine. There are no passwords and no encryption")              \
+    X(int, port, "", 8080, between(0, 65535), "Network", "port to listen on; 0: a free one, which is printed")               \
+    X(Strings, allowed_hosts, "", {}, list(0, "NAME"), "Network",                                                            \
+      "further host names under which browsers and proxies may access this server (Host), or whose pages may access it "     \
+      "(Origin); *: any; default: addresses, localhost and this machine's name")                                             \
+    X(int, batch, "", 8, between(1, 4096), "Limits", "maximum batch size; memory grows with it")                             \
+    X(int, max_queue, "", 64, between(0, 4096), "Limits", "maximum number of queued requests; any more get status 503")      \
+    X(int, max_new_tokens, "", 4096, between(1, 10000000), "Limits",                                                         \
+      "maximum number of tokens that a request may generate per completion")                                                 \
+    X(int, seq_length, "seq", 0, between(1, 100000000), "Limits",                                                            \
+      "maximum number of tokens of a prompt and its completion; memory grows with it; default: the model's maximum")         \
+    X(int64_t, max_body, "", 1 << 20, between(1024, 1 << 30), "Limits", "maximum request size in bytes")                     \
+    X(int, request_timeout, "", 30, between(1, 1000000), "Limits",                                                           \
+      "seconds for a request to arrive, and for the client to read a finished response, plus one per MiB")                   \
+    X(int, timeout, "", 600, between(1, 1000000), "Limits",                                                                  \
+      "seconds after which a completion is cut off; a request whose generation has not started by then gets status 503")     \
     CPU_OPTIONS(X)
 
 #define EVAL_OPTIONS(X)                                                                                                       \

@@ -44,8 +44,8 @@ inline const OtherName other_names[] = {
      "set --global-batch-size to --micro-batch-size x data-parallel ranks x steps of accumulation"},
     {"train", "total-batch-size -d", "--global-batch-size is in samples: tokens of a step / --seq-length"},
     {"train", "epochs num-epochs num-train-epochs max-epochs epoch",
-     "the length of a run is --train-iters or --train-samples; an epoch has (tokens of the data) / --seq-length samples, and "
-     "the tokens are what `train_gpt inspect PREFIX` shows"},
+     "the length of a run is --train-iters or --train-samples; an epoch has (tokens of the data) / --seq-length samples; "
+     "`train_gpt inspect PREFIX` shows the number of tokens"},
     {"train", "tokens total-tokens train-tokens max-tokens num-tokens n-tokens token-budget",
      "the length of a run is --train-samples, tokens / --seq-length, or --train-iters"},
     {"train",

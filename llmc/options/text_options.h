@@ -40,7 +40,7 @@
       "the input holds pairs of answers: JSON with prompt, chosen and rejected, each a string or a list of messages")     \
     X(std::string, chat_template, "", "", word("NAME"), "Input",                                                          \
       "chat template: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, qwen3, olmo-2, plain; " \
-      "default: the tokenizer's, if it is one of these")                                                                  \
+      "default: the one next to the tokenizer")                                                                           \
     X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                                 \
       "output files: PREFIX.bin, PREFIX.idx and PREFIX.meta.json, which names the tokenizer")                             \
     X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                              \
