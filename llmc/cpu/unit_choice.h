@@ -1,6 +1,6 @@
 // Chooses the matrix unit (matrix_unit.h): the one that the user requests, else the checkpoint's if it was saved on the same
 // kind of CPU, else the fastest. All units of the CPU are measured once, for layers and for attention, on one thread with
-// operands in its caches, which takes some ten milliseconds. The rates are cached in the user's cache folder for this CPU, its
+// operands in its caches, which takes tens of milliseconds. The rates are cached in the user's cache folder for this CPU, its
 // microcode and this build, so that the next run makes the same choice: another unit may round differently. Ranks on CPUs of
 // the same model use the first rank's rates.
 #pragma once
