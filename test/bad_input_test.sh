@@ -324,12 +324,12 @@ expect "a tokenizer of the cache"           env HF_HUB_CACHE="$PWD/cache" "$prog
 continue=("$program" train --model model --data-path good --seq-length 16 --micro-batch-size 2 --train-iters 1 --threads 1 --out resized)
 for size in "num-layers 2" "hidden-size 64" "num-attention-heads 4" "kv-channels 8" "ffn-hidden-size 96" "num-query-groups 1" "vocab-size 200"; do
     # shellcheck disable=SC2086
-    refuse "a model and --$size"            "$size contradicts --model .*HINT: leave it out" "${continue[@]}" --$size
+    refuse "a model and --$size"            "$size contradicts --model .*HINT: omit it" "${continue[@]}" --$size
 done
 leaves_nothing "nothing is left of them"    resized
 expect "a model and its own sizes"          "${continue[@]}" --num-layers 1 --hidden-size 32 --num-attention-heads 2 --kv-channels 16 --vocab-size 300
 rm -r resized
-refuse "biases that a model has not"        "add-qkv-bias requires the tensor '.*bias', which --model .*HINT: leave it out" "${continue[@]}" --add-qkv-bias
+refuse "biases that a model has not"        "add-qkv-bias requires the tensor '.*bias', which --model .*HINT: omit it" "${continue[@]}" --add-qkv-bias
 refuse "and before any data is read"        "qk-layernorm requires the tensor" "$program" train --model model --qk-layernorm --dry-run --train-iters 1
 refuse "positions that a model has not"     "position-embedding-type requires the tensor" "${continue[@]}" --position-embedding-type learned_absolute
 refuse "a norm that a model has not"        "embed-layernorm requires"      "${continue[@]}" --embed-layernorm

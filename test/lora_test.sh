@@ -249,7 +249,7 @@ no "a mixture of experts for inference" "quantize-base q8_0 and a mixture of exp
 # Adapters name their model, which is computed as it was saved: an option that changes it would be lost.
 for option in "window-size 5" "activation geglu" "norm-epsilon 1e-3" "rotary-base 500" "rope-scaling linear" "apply-layernorm-1p" "final-logit-softcapping 5"; do
     # shellcheck disable=SC2086
-    no "--$option" "--${option%% *} changes the model under the adapters.*leave it out" train --model llama --lora-rank 4 --$option --train-iters 2 --out x
+    no "--$option" "--${option%% *} changes the model under the adapters.*omit it" train --model llama --lora-rank 4 --$option --train-iters 2 --out x
 done
 expect "options that the model has: it trains" train --model llama --lora-rank 4 --swiglu --position-embedding-type rope --hidden-dropout 0.1 --train-iters 2 --out same-model
 no "rank 0" "lora-rank" train --model llama --lora-rank 0 --train-iters 2 --out x

@@ -1232,8 +1232,8 @@ TEST(Families, DetailsOfRopeScaling) {
         {{"yarn", "--rope-scaling-set", "truncate=1"}, "true or false is expected"},
         {{"yarn", "--rope-scaling-set", "beta_fast=9", "beta_fast=8"}, "names beta_fast twice"},
         {{"yarn", "--rope-scaling-set", "beta_fast=1", "beta_slow=2"}, "at most beta_fast"},
-        {{"yarn", "--rope-scaling-set", "mscale=1"}, "count together"},
-        {{"yarn", "--rope-scaling-set", "mscale=1", "mscale_all_dim=1", "attention_factor=1"}, "count together"},
+        {{"yarn", "--rope-scaling-set", "mscale=1"}, "must be given together"},
+        {{"yarn", "--rope-scaling-set", "mscale=1", "mscale_all_dim=1", "attention_factor=1"}, "must be given together"},
         {{"yarn", "--rope-scaling-set", "attention_factor=-1"}, "multiplies cos and sin by -1"},
         {{"longrope"}, "has 0 factors; one per rotated pair is needed, 4"},
         {{"longrope", "--rope-scaling-set", "short_factor=1,1,1,x", "long_factor=1,1,1,1"}, "a list of numbers is expected"}};

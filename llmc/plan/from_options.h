@@ -71,8 +71,8 @@ inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
                         "PEFT has no dropout for experts that are one tensor", "--lora-dropout 0, or --lora-targets qkv proj");
     if (const int most = most_lora_rank(adapted); lora.rank > most)
         fail_usage(
-            "--lora-rank %d is above the rank of every matrix that gets adapters, at most %d: as many numbers would train the "
-            "matrices themselves; HINT: --lora-rank 16, or no --lora-rank trains the whole model",
+            "--lora-rank %d is too large: the adapted matrices have ranks of at most %d, and training them without adapters "
+            "would take fewer parameters; HINT: --lora-rank 16, or omit --lora-rank to train the whole model",
             lora.rank, most);
     return lora;
 }
@@ -98,7 +98,7 @@ inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelC
                     "a text cannot initialize the encoder's output");
     refuse_together(encoded && o.ema_decay > 0, "--ema-decay", encoder, "the encoder's weights are not averaged yet");
     refuse_together(o.reset_attention_mask, "--reset-attention-mask", "--prompt-tokens",
-                    "the mask would hide the virtual tokens, which running text has once before each sample",
+                    "later documents of a sample could not attend to the virtual tokens at its start",
                     "omit one, or use train_gpt prepare --chat, where each conversation has its own virtual tokens");
     if (o.prompt_tokens >= c.T || (int64_t)o.prompt_tokens * c.C > INT_MAX)
         fail_usage("--prompt-tokens %d leaves no room in the model's maximum of %d tokens; HINT: fewer", o.prompt_tokens, c.T);
@@ -219,14 +219,14 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
     refuse_without(o.moe_router_group_topk && m.groups == 1, "--moe-router-group-topk", "--moe-router-num-groups");
     refuse_together(pre_softmax && m.sigmoid, "--moe-router-pre-softmax", "--moe-router-score-function sigmoid");
     refuse_together(o.num_experts && m.experts == 1 && !m.sigmoid, "--num-experts 1", "a softmax over the experts",
-                    "of one expert it is always 1, and the router learns nothing",
+                    "over one expert it is always 1, so the router learns nothing",
                     "--num-experts 2 or more, or --moe-router-score-function sigmoid");
     refuse_together((o.num_experts || o.moe_router_topk) && m.topk == 1 && m.normalize, "--moe-router-topk 1",
-                    "a softmax over the chosen experts", "of one expert it is always 1, and the router learns nothing",
+                    "a softmax over the chosen experts", "over one expert it is always 1, so the router learns nothing",
                     "--moe-router-pre-softmax");
     for (const bool adapters : {o.lora_rank > 0, o.prompt_tokens > 0})
         refuse_together(adapters && (has_aux || has_z), has_aux ? aux : z, o.lora_rank > 0 ? "--lora-rank" : "--prompt-tokens",
-                        "adapters leave the routers as they are");
+                        "adapters do not train the routers");
     refuse_together(!balances && has_aux, aux + format(" %g", o.moe_aux_loss_coeff), type + " none");
     refuse_together(o.parametrization != "standard", "--parametrization " + o.parametrization, mixture,
                     "it is not derived for experts", "omit --parametrization");
@@ -292,7 +292,9 @@ inline void set_rope_details(const Strings& settings, RopeScaling& s) {
     read_rope_details({j, source}, s);
     if ((j.contains("mscale") || j.contains("mscale_all_dim")) &&
         !(s.mscale > 0 && s.mscale_all_dim > 0 && s.attention_factor == 0))
-        fail_usage("--rope-scaling-set: mscale and mscale_all_dim count together, both above 0, and without attention_factor");
+        fail_usage(
+            "--rope-scaling-set: mscale and mscale_all_dim must be given together, both above 0, and without "
+            "attention_factor");
 }
 
 inline void set_rope_scaling(const TrainOptions& o, ModelConfig& c) {
@@ -413,11 +415,11 @@ inline void check_same_tensors(const TrainOptions& o, const ModelConfig& saved, 
         const auto tensors = tensors_in_files(changed);
         for (const auto& [tensor, shape] : tensors)
             if (!before.count(tensor))
-                fail_usage("--%s requires the tensor '%s', which --model %s does not have; HINT: leave it out%s", name.c_str(),
+                fail_usage("--%s requires the tensor '%s', which --model %s does not have; HINT: omit it%s", name.c_str(),
                            tensor.c_str(), o.model.c_str(), name == "num-experts" ? ", or add --moe-use-upcycling" : "");
         for (const auto& [tensor, shape] : before)
             if (!tensors.count(tensor) || tensors.at(tensor) != shape)
-                fail_usage("--%s contradicts --model %s, whose tensor '%s' has shape %s; HINT: leave it out", name.c_str(),
+                fail_usage("--%s contradicts --model %s, whose tensor '%s' has shape %s; HINT: omit it", name.c_str(),
                            o.model.c_str(), tensor.c_str(), shape_string(shape).c_str());
     });
 }
@@ -437,7 +439,7 @@ inline void check_same_base(const TrainOptions& o, const ModelConfig& saved, con
     for_each_change(o, saved, [&](const std::string& name, const ModelConfig& changed) {
         if (option.empty() && !difference_to(changed).empty()) option = "--" + name + " changes";
     });
-    fail_usage("%s the model under the adapters, which name --model %s alone: %s; HINT: leave it out",
+    fail_usage("%s the model under the adapters, which were trained on --model %s as it is: %s; HINT: omit it",
                option.empty() ? "the options change" : option.c_str(), o.model.c_str(), difference.c_str());
 }
 
@@ -459,8 +461,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     else set_family(c, "gpt2");  // Megatron's defaults; the options below modify it
     const auto given = [&](int& size, int value, const char* option) {
         if (from_directory && value && value != size)
-            fail_usage("--%s %d contradicts --model %s, which has %d; HINT: leave it out", option, value, o.model.c_str(),
-                       size);
+            fail_usage("--%s %d contradicts --model %s, which has %d; HINT: omit it", option, value, o.model.c_str(), size);
         if (value) size = value;
     };
     if (from_directory) c.head_size = c.HS();
@@ -469,7 +470,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
                    "--model DIR, a dense model, and --num-experts");
     refuse_without(o.moe_upcycling_drop_ratio > 0 && !o.moe_use_upcycling, "--moe-upcycling-drop-ratio", "--moe-use-upcycling");
     refuse_together(o.moe_use_upcycling && saved.mixture.on(), "--moe-use-upcycling", "--model " + o.model,
-                    "it is a mixture of experts already", "leave it out");
+                    "it is a mixture of experts already", "omit it");
     given(c.L, o.num_layers, "num-layers");
     given(c.C, o.hidden_size, "hidden-size");
     given(c.NKV, o.num_query_groups || from_directory ? o.num_query_groups : o.num_attention_heads, "num-query-groups");
@@ -548,7 +549,7 @@ inline void check_optimizer(const TrainOptions& o) {
             fail_usage("--%s has no effect with --optimizer %s, which has one moment, exp_avg; HINT: omit it", option,
                        row.word);
     const std::string optimizer = std::string("--optimizer ") + row.word;
-    refuse_together(o.fp8_start == "auto", "--fp8-start auto", optimizer, "a steady exp_avg_sq starts FP8",
+    refuse_together(o.fp8_start == "auto", "--fp8-start auto", optimizer, "FP8 starts when exp_avg_sq is steady",
                     "--fp8-start 1000, a step");
     refuse_together(!o.size.empty() && !o.given.count("lr"), "--size", optimizer, "--size sets AdamW's learning rate",
                     "give --lr, 3 to 10 times smaller");
@@ -682,8 +683,7 @@ inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o
     const int first = o.first_last_layers_bf16 ? o.num_layers_at_start_in_bf16 : 0;
     const int last = c.L - (o.first_last_layers_bf16 ? o.num_layers_at_end_in_bf16 : 0);
     if (first >= last)
-        fail_usage("--first-last-layers-bf16 keeps all %d layers in bf16, so --fp8-format has no effect; HINT: leave one out",
-                   c.L);
+        fail_usage("--first-last-layers-bf16 keeps all %d layers in bf16, so --fp8-format has no effect; HINT: omit one", c.L);
     const auto check = [](int64_t n, const char* what) {
         if (n % 16) fail_usage("--fp8-format requires sizes that are multiples of 16; %s is %lld", what, (long long)n);
     };

@@ -50,8 +50,8 @@ inline void apply_time_budget(TrainOptions& o) {
         {o.lr_warmup_fraction.has_value(), "--lr-warmup-fraction needs the length, which is not yet known",
          "--lr-warmup-iters"},
         {o.weight_decay_incr_style != "constant", "--weight-decay-incr-style needs the length from the first step on",
-         "leave it out"},
-        {!o.rampup_batch_size.empty(), "--rampup-batch-size needs --train-samples", "leave it out"},
+         "omit it"},
+        {!o.rampup_batch_size.empty(), "--rampup-batch-size needs --train-samples", "omit it"},
         {o.on_spike == "rollback", "--on-spike rollback repeats steps, which the time does not allow", "--on-spike skip"},
         {o.world > 0, "--world plans for machines that are not here, whose steps cannot be measured", "--train-iters"},
     };
