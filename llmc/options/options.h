@@ -299,7 +299,7 @@ inline Allowed one_of(Strings choices) {
       "fit; sets --lr-decay-style WSD, whose decay can start late, and --reshuffle-each-epoch")                                \
     X(std::string, optimizer, "", "adamw", one_of(optimizer_words()), "Optimizer",                                             \
       "muon, normuon: for the matrices of layers, with AdamW for the rest; adam: Megatron's name for adamw; lion: one "        \
-      "moment instead of AdamW's two; needs a 3 to 10 times smaller --lr and larger --weight-decay")                           \
+      "moment instead of AdamW's two, with a 3 to 10 times smaller --lr and larger --weight-decay")                            \
     X(double, lion_beta1, "", 0.9, between(0, 0.999999), "Optimizer",                                                          \
       "Lion's beta1: weight of the mean of gradients (exp_avg) in an update's sign (Megatron: 0.95)")                          \
     X(double, lion_beta2, "", 0.99, between(0, 0.9999999), "Optimizer",                                                        \
