@@ -983,7 +983,7 @@ static void train(World& world, const TrainOptions& given) {
         }
         return;
     }
-    if (run.main_rank()) remove_snapshots_after(run.o.out, trainer.state.step);
+    remove_snapshots_after(world, run.o.out, trainer.state.step);
     if (run.main_rank() && run.resumes())
         if (const std::string done = go_back_to(run.o.out, run.resumed_from, trainer.state.step); !done.empty())
             print_line(stderr, "note: " + done);

@@ -66,7 +66,7 @@ run_all() {
 ranks=() long=() others=()
 for test in "$@"; do
     case ${test##*/} in
-        aarch64_test.sh | budget_test.sh | comm_test.sh | long_context_test.sh | parallel_test.sh | parity_test.sh | snapshots_test.sh) ranks+=("$test") ;;
+        aarch64_test.sh | budget_test.sh | comm_test.sh | long_context_test.sh | node_snapshots_test.sh | parallel_test.sh | parity_test.sh | snapshots_test.sh) ranks+=("$test") ;;
         cuda_build_test.sh | gpu_test.sh | nccl_test.sh | stability_test.sh) long+=("$test") ;;
         *) others+=("$test") ;;
     esac

@@ -78,7 +78,7 @@ TEST(Crc32c, PiecesInAnyOrderGiveTheSumOfTheWhole) {
     WrittenFiles first("dir"), second("dir"), all("dir");
     for (const size_t k : {5, 0, 7, 2, 3, 1, 6, 4}) {
         const size_t n = cuts[k + 1] - cuts[k];
-        (k % 2 ? first : second).add("dir/a/b", bytes.data() + cuts[k], n, bytes.size() - cuts[k + 1]);
+        (k % 2 ? first : second).add("dir/a/b", cuts[k], bytes.data() + cuts[k], n, bytes.size() - cuts[k + 1]);
     }
     all.add_lines(second.lines());
     all.add_lines(first.lines());

@@ -507,6 +507,8 @@ public:
     // Creates the files with their full size, for tensors to be written into.
     void create(WrittenFiles& written) const {
         for (const File& file : files) {
+            written.add(file.path, 0, file.start.data(), file.start.size(), file.bytes - file.start.size());
+            if (written.in_part()) continue;
             const int fd = create_new_file(file.path);
             if (fd < 0) fail_to_write(file.path, errno);
             const auto some = [&](size_t n) { return pwrite(fd, file.start.data() + n, file.start.size() - n, (off_t)n); };
@@ -514,7 +516,6 @@ public:
             const int error = errno;
             close(fd);
             if (!done) fail_to_write(file.path, error);
-            written.add(file.path, file.start.data(), file.start.size(), file.bytes - file.start.size());
         }
         if (!index_path.empty()) written.write(index_path, index_text);
     }
@@ -569,7 +570,8 @@ private:
     void flush() {
         if (buffer_.empty()) return;
         const TensorFiles::File& file = files_.files[file_];
-        written_.add(file.path, buffer_.data(), buffer_.size(), file.bytes - offset_ - buffer_.size());
+        written_.add(file.path, offset_, buffer_.data(), buffer_.size(), file.bytes - offset_ - buffer_.size());
+        if (written_.in_part()) return buffer_.clear();
         int& fd = fds_[file_];
         if (fd < 0) fd = open(file.path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0) failed(file_);

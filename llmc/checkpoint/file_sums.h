@@ -1,7 +1,8 @@
 // Sizes and CRC-32C of the files of a directory, as its manifest lists them: of the bytes passed to write, summed in memory,
 // and of the bytes read back from the disk. Only where both agree was the directory written.
 //   sum_file, sum_lines   of the bytes read back
-//   WrittenFiles          of the bytes passed to write: whole texts, and pieces of files in any order, by any number of ranks
+//   WrittenFiles          of the bytes passed to write: whole texts, and pieces of files in any order, by any number of ranks;
+//                         or the pieces themselves, in a part (part_file.h) in place of the directory
 // Ranks exchange both as lines of "name bytes crc".
 #pragma once
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "../base/crc32c.h"
 #include "../base/file.h"
 #include "../base/clock.h"
+#include "part_file.h"
 
 using FileSums = std::map<std::string, FileSum>;
 
@@ -52,24 +54,29 @@ inline std::string sum_lines(const std::string& dir, const std::vector<std::stri
 // order of its pieces and whichever rank writes the others. Any thread may add.
 class WrittenFiles {
 public:
-    explicit WrittenFiles(const std::string& dir) : dir_(dir + "/") {}
+    // part: gets the pieces, in place of the directory.
+    explicit WrittenFiles(const std::string& dir, PartWriter* part = nullptr) : dir_(dir + "/"), part_(part) {}
+    bool in_part() const { return part_; }
 
-    // A piece of the file `path` in the directory; bytes_after: the number of bytes of the file after it.
-    void add(const std::string& path, const void* data, size_t bytes, size_t bytes_after) {
+    // A piece of the file `path` in the directory, which the caller writes there unless it is in_part(); bytes_after: the
+    // number of bytes of the file after it.
+    void add(const std::string& path, size_t offset, const void* data, size_t bytes, size_t bytes_after) {
         tick();
-        const FileSum piece = {bytes, crc32c_shifted(crc32c_linear(data, bytes), bytes_after)};
         CHECK(path.compare(0, dir_.size(), dir_) == 0, "%s is not in %s", path.c_str(), dir_.c_str());
+        if (part_) return part_->add(path.substr(dir_.size()), offset, data, bytes, offset + bytes + bytes_after);
+        const FileSum piece = {bytes, crc32c_shifted(crc32c_linear(data, bytes), bytes_after)};
         const std::lock_guard<std::mutex> lock(mutex_);
         add(path.substr(dir_.size()), piece);
     }
     // A whole file; replaces an earlier one of its name.
     void write(const std::string& path, std::string_view text) {
+        if (part_) return part_->write(path.substr(dir_.size()), text);
         write_file_atomically(path, text);
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             pieces_.erase(path.substr(std::min(path.size(), dir_.size())));
         }
-        add(path, text.data(), text.size(), 0);
+        add(path, 0, text.data(), text.size(), 0);
     }
 
     // Called when something was done; since when nothing was. Any thread may ask, so that a disk that hangs is noticed.
@@ -101,6 +108,7 @@ private:
     }
 
     std::string dir_;
+    PartWriter* const part_;
     std::atomic<double> ticked_{monotonic_seconds()};
     FileSums pieces_;
     std::mutex mutex_;

@@ -88,10 +88,7 @@ public:
     }
     Saver(const Saver&) = delete;
     Saver& operator=(const Saver&) = delete;
-    ~Saver() {
-        if (settings_.monitor) settings_.monitor->remove(this);
-        if (thread_.joinable()) thread_.join();
-    }
+    virtual ~Saver() { retire(); }
 
     // If parameters are not in the order of the shards, there must be a copy of this rank's shards of them.
     void save(const TrainingState& state) {
@@ -122,28 +119,46 @@ public:
             wait_for_device(ctx_);
         }
         begin();
-        if (!m_.copies) wait();
+        for (; !m_.copies && uses_memory(); proceed()) usleep(1000);
     }
 
     // For the watchdog, which asks on a thread of its own: since when the disk has not taken or given anything of a save.
-    Activity wait_for_disk() {
-        if (done_) return {};
-        return {true, "a save that makes no progress", "", 0, ticked(), "look at the disk or the file system of --out"};
-    }
+    Activity wait_for_disk() { return done_ ? Activity() : current_wait(); }
     // Enters the next phase if all ranks have finished the last. wait() repeats this until the checkpoint is saved, so that a
     // rank that saves for longer than --distributed-timeout is not considered lost.
     void proceed() {
-        while (phase_ != Phase::idle && everyone(done_)) next_phase();
+        while (phase_ != Phase::idle && everyone(is_done())) next_phase();
     }
     void wait() {
+        waits_ = true;
         for (proceed(); phase_ != Phase::idle; proceed()) usleep(1000);
+        waits_ = false;
     }
     bool idle() const { return phase_ == Phase::idle; }  // the same on every rank
     // The result of the last save, once, as soon as it is complete.
     std::optional<Outcome> outcome() { return std::exchange(outcome_, {}); }
 
-private:
-    enum class Phase { make, write, read, publish, idle };
+protected:  // the form of a save, which NodeSnapshots (node_snapshots.h) replaces
+    enum class Phase { make, write, read, send, publish, prune, idle };
+
+    virtual Phase after(Phase phase) const {
+        return phase == Phase::read ? Phase::publish : phase == Phase::publish ? Phase::idle : (Phase)((int)phase + 1);
+    }
+    virtual bool uses_memory() const { return phase_ != Phase::idle; }  // it still reads the training memory
+    virtual bool is_done() { return done_; }                            // this rank, with the phase
+    virtual Activity current_wait() const {
+        return {true, "a save that makes no progress", "", 0, ticked(), "look at the disk or the file system of --out"};
+    }
+    virtual void open_written() { written_.emplace(directory().path()); }
+    // After an error on any rank.
+    virtual void give_up() {
+        if (first()) directory().remove();
+    }
+    // Before a derived class's members are gone.
+    void retire() {
+        if (settings_.monitor) settings_.monitor->remove(this);
+        if (thread_.joinable()) thread_.join();
+    }
 
     NewDirectory directory() const { return NewDirectory(step_directory(settings_.out, state_.step)); }
     bool first() const { return !world_ || world_->rank() == 0; }
@@ -167,7 +182,7 @@ private:
         lost_ = taken_ = false;
         {
             const std::lock_guard<std::mutex> lock(ticked_mutex_);
-            written_.emplace(directory().path());
+            open_written();
         }
         phase_ = Phase::make;
         start_phase();
@@ -184,7 +199,7 @@ private:
             taken_ = dynamic_cast<const DirectoryTaken*>(&e);
         }
     }
-    void start_phase() {
+    virtual void start_phase() {
         written_->tick();
         done_ = false;
         const auto work = [this] {
@@ -193,7 +208,7 @@ private:
                 // A single rank runs all phases without synchronization.
                 for (Phase phase = phase_; !world_ && phase < Phase::publish;) {
                     conclude(phase, report_);
-                    phase = (Phase)((int)phase + 1);
+                    phase = after(phase);
                     run_phase(phase);
                 }
             });
@@ -209,7 +224,7 @@ private:
             work();
         }
     }
-    void run_phase(Phase phase) {
+    virtual void run_phase(Phase phase) {
         const NewDirectory directory = this->directory();
         report_.clear();
         switch (phase) {
@@ -217,11 +232,11 @@ private:
             case Phase::write: return write(directory.path());
             case Phase::read: return read(directory.path());
             case Phase::publish: return publish(directory);
-            case Phase::idle: return;
+            default: return;
         }
     }
     // After a phase, with all ranks' reports, which are the same on each.
-    void conclude(Phase phase, const std::string& reports) {
+    virtual void conclude(Phase phase, const std::string& reports) {
         const std::string dir = directory().path();
         if (phase == Phase::write) {
             WrittenFiles all(dir);
@@ -243,13 +258,13 @@ private:
             taken_ = !everyone(!taken_);
             if (error_.empty()) guarded([&] { conclude(phase_, reports); });
         }
-        if (lost_ && tries_++ < 2) {
+        if (lost_ && uses_memory() && tries_++ < 2) {
             if (first()) print_line(stderr, "warning: " + error_ + "; the checkpoint is written again");
             return begin();
         }
-        phase_ = !world_ || !error_.empty() ? Phase::idle : (Phase)((int)phase_ + 1);
+        phase_ = !world_ || !error_.empty() ? Phase::idle : after(phase_);
         if (phase_ != Phase::idle) return start_phase();
-        if (!error_.empty() && first()) directory().remove();
+        if (!error_.empty()) give_up();
         outcome_ = Outcome{state_.step, monotonic_seconds() - start_, error_, taken_};
     }
 
@@ -280,17 +295,21 @@ private:
         directory.create();
         try {
             make_directory(directory.path() + "/training");
-            write_model_texts(directory.path(), m_.c, settings_.texts, *written_);
             if (m_.average) make_directory(directory.path() + "/ema");
-            if (m_.average) write_model_texts(directory.path() + "/ema", m_.c, settings_.texts, *written_);
-            written_->write(state_file(directory.path()), json_text(to_json(state_), 2) + "\n");
-            if (!settings_.reference.empty()) written_->write(reference_file(directory.path()), settings_.reference);
-            for (const TensorFiles& f : files(directory.path())) f.create(*written_);
-            if (encoded()) write_virtual_tokens(directory.path() + "/adapter_model.safetensors");
+            start_files(directory.path());
         } catch (...) {
             directory.remove();
             throw;
         }
+    }
+    // The first rank writes the texts and the starts of all files.
+    void start_files(const std::string& dir) {
+        write_model_texts(dir, m_.c, settings_.texts, *written_);
+        if (m_.average) write_model_texts(dir + "/ema", m_.c, settings_.texts, *written_);
+        written_->write(state_file(dir), json_text(to_json(state_), 2) + "\n");
+        if (!settings_.reference.empty()) written_->write(reference_file(dir), settings_.reference);
+        for (const TensorFiles& f : files(dir)) f.create(*written_);
+        if (encoded()) write_virtual_tokens(dir + "/adapter_model.safetensors");
     }
     void write_virtual_tokens(const std::string& path) {
         ModelConfig c = m_.c;
@@ -381,6 +400,7 @@ private:
     double start_ = 0;
     std::thread thread_;
     std::atomic<bool> done_{true};
+    bool waits_ = false;  // training does, for the save
     std::optional<Outcome> outcome_;
 };
 

@@ -15,6 +15,7 @@
 
 #include "../base/clock.h"
 #include "../cpu/node_memory.h"
+#include "rounds.h"
 #include "world.h"
 
 class MemoryOfNode : public NodeMemory {
@@ -41,33 +42,6 @@ public:
     }
 
 private:
-    // While some ranks work for longer than the limit on waiting, all ranks exchange messages once a second: working ones at
-    // their next tick, the others at once.
-    class Rounds {
-    public:
-        explicit Rounds(World& world) : world_(world) {}
-        std::function<void()> tick() {
-            return [this] {
-                const double most = world_.timeout() > 0 ? std::min(1.0, world_.timeout() / 4) : 1;
-                if (monotonic_seconds() - last_ < most) return;
-                world_.all_gather(busy);
-                last_ = monotonic_seconds();
-            };
-        }
-        // The results of all ranks, when the last one has ended its work.
-        std::vector<std::string> end(const std::string& result) {
-            while (true) {
-                std::vector<std::string> all = world_.all_gather(result);
-                if (std::find(all.begin(), all.end(), busy) == all.end()) return all;
-            }
-        }
-
-    private:
-        inline static const std::string busy = "busy";
-        World& world_;
-        double last_ = monotonic_seconds();
-    };
-
     // Before the first rank allocates: fails where the memory of this machine, or of a container, does not suffice for all that
     // allocate.
     void check_room(bool allocates, size_t bytes, const std::string& what) const {

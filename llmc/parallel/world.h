@@ -282,7 +282,9 @@ inline Placement find_placement() {
     return {};
 }
 
+// TRAIN_GPT_TEST_NODE=NAME: for tests, the ranks with this name are a node of their own on this machine.
 inline std::string host_name() {
+    if (const char* name = variable("TRAIN_GPT_TEST_NODE")) return name;
     char name[65] = "";
     return gethostname(name, sizeof name - 1) == 0 && *name ? name : "unknown";
 }
@@ -353,7 +355,8 @@ struct WorldState {
         for (int r = 0; r < rank; r++) local_rank += is_here(r);
         together = true;
     }
-    bool is_here(int r) const { return hosts[r] == hosts[rank] && machines[r] == machines[rank]; }
+    bool is_one_node(int a, int b) const { return hosts[a] == hosts[b] && machines[a] == machines[b]; }
+    bool is_here(int r) const { return is_one_node(r, rank); }
     std::string describe(int r) const {
         return together ? format("rank %d of %d (host %s)", r, size, hosts[r].c_str())
                         : format("process %d on host %s", (int)getpid(), host_name().c_str());
@@ -593,6 +596,13 @@ public:
     bool on_one_machine(size_t a, size_t b) const { return state_->machines[a] == state_->machines[b]; }
     // True on this machine and in this container: rank r sees the same GPUs and has the same limits.
     bool is_here(int r) const { return state_->is_here(r); }
+    // The node of each rank, as the number of its first rank.
+    std::vector<int> nodes() const {
+        std::vector<int> first((size_t)size());
+        for (int r = 0; r < size(); r++)
+            while (!state_->is_one_node(first[(size_t)r], r)) first[(size_t)r]++;
+        return first;
+    }
     bool has_mpi() const { return state_->has_mpi; }  // started by mpirun or srun
     // "rank 3 of 8 (host node2)"
     std::string description() const { return state_->describe(rank()); }

@@ -65,22 +65,29 @@ inline void describe_space(RunTable& t, const TrainOptions& o, size_t checkpoint
                                (long long)o.keep, o.keep > 1 ? "a smaller --keep" : "make space there"));
 }
 
-// The snapshots, which need memory of the node; refuses them if it has too little.
+// The snapshots, which need memory of the node; refuses them if it has too little. A node of several has its ranks' parts and a
+// copy of the parts of the node before, each twice for a moment.
 inline void describe_snapshots(RunTable& t, const Run& run, size_t checkpoint_bytes) {
     const TrainOptions& o = run.o;
     if (!o.snapshot_every) return;
-    for (int r = 1; r < run.world.size(); r++)
-        if (!run.world.on_one_machine(0, (size_t)r))
-            fail_usage(
-                "--snapshot-every keeps snapshots on one node only, and the ranks are on several; HINT: --save-every %lld",
-                (long long)o.snapshot_every);
+    const NodeRing ring(run.world.nodes());
+    const size_t ranks = o.world ? (size_t)o.world : (size_t)run.world.size();
+    const size_t nodes = o.world ? (ranks + (size_t)o.node_size - 1) / (size_t)o.node_size : ring.size();
+    const auto part_of = [&](size_t on_node) { return (double)checkpoint_bytes * (double)on_node / (double)ranks; };
+    const double own = part_of(o.world ? std::min(ranks, (size_t)o.node_size) : ring.with(run.world.rank()).size()),
+                 copy = nodes == 1 ? 0
+                        : o.world  ? own
+                                   : part_of(ring.before(run.world.rank()).size());
     if (!is_folder(o.snapshot_directory) && !run.plans_elsewhere())
         fail_usage("--snapshot-directory %s is not a directory; HINT: /dev/shm", o.snapshot_directory.c_str());
     const std::string root = snapshots_of(o.out), &place = root.empty() ? o.snapshot_directory : root;
-    const size_t kept = root.empty() ? 0 : std::min<size_t>(2, find_checkpoints(root).size());
-    const double free = free_space(place), needed = (double)(2 - kept) * (double)checkpoint_bytes;
-    t.row("snapshots", format("every %s in %s, at most 2 of %s", counted(o.snapshot_every, "step").c_str(), place.c_str(),
-                              human_bytes((double)checkpoint_bytes).c_str()));
+    const size_t kept = root.empty() || nodes > 1 ? 0 : std::min<size_t>(2, find_checkpoints(root).size());
+    double free = free_space(place);
+    for (const std::string& part : parts_in(root)) free += (double)std::filesystem::file_size(root + "/" + part);  // removed
+    const double needed = (double)(2 - kept) * (own + copy);
+    t.row("snapshots", format("every %s in %s%s, at most 2 of %s", counted(o.snapshot_every, "step").c_str(), place.c_str(),
+                              nodes > 1 ? format(" of %zu nodes, with a copy on the next node", nodes).c_str() : "",
+                              human_bytes(own + copy).c_str()));
     if (free < needed && !run.plans_elsewhere())
         fail("--snapshot-every needs %s in %s, %s are free; HINT: make space there, or omit it", human_bytes(needed).c_str(),
              place.c_str(), human_bytes(free).c_str());

@@ -18,7 +18,7 @@
 #include "../plan/guard.h"
 #include "../checkpoint/hub.h"
 #include "../checkpoint/run_directory.h"
-#include "../checkpoint/snapshots.h"
+#include "../checkpoint/node_snapshots.h"
 #include "../checkpoint/training_state.h"
 
 // The problem with a checkpoint, or empty; each rank reads a share of it.
@@ -26,11 +26,46 @@ inline std::string verify_together(World& world, const std::string& dir) {
     return judge_together(world, [&] { return verify_checkpoint(dir, world.rank(), world.size()); });
 }
 
+// Where a run could resume, best first; the same on every rank. Snapshots of this node only if all ranks are on it.
+inline std::vector<Resumable> places_to_resume(World& world, const TrainOptions& o, const FoundParts& parts) {
+    std::vector<Resumable> snapshots;
+    const NodeRing ring(world.nodes());
+    if (const std::string root = ring.size() == 1 ? snapshots_of(o.out) : ""; !root.empty())
+        for (const int64_t step : find_checkpoints(root)) snapshots.push_back({step, Resumable::node});
+    if (!o.dry_run)  // a plan writes nothing
+        for (size_t i = 0; i < parts.saves().size(); i++) snapshots.push_back({parts.saves()[i].step, Resumable::nodes, i});
+    std::string lines;
+    for (const Resumable& r : order_to_resume(steps_to_try(o.out), snapshots))
+        lines += format("%lld %d %zu\n", (long long)r.step, (int)r.where, r.save);
+    std::istringstream in(world.all_gather(world.rank() == 0 ? lines : "")[0]);
+    std::vector<Resumable> places;
+    Resumable place;
+    for (int where; in >> place.step >> where >> place.save; places.push_back(place)) place.where = (Resumable::Where)where;
+    return places;
+}
+
+// The directory of such a place, if it is intact, and the problem otherwise. Snapshots of several nodes become a checkpoint of
+// OUT.
+inline std::pair<std::string, std::string> resumable_directory(World& world, const TrainOptions& o, const Resumable& place,
+                                                               FoundParts& parts) {
+    const std::string in_out = step_directory(o.out, place.step);
+    const std::string dir = place.where == Resumable::node ? step_directory(snapshots_of(o.out), place.step) : in_out;
+    if (place.where == Resumable::nodes) {
+        const std::string problem =
+            parts.assemble(parts.saves()[place.save], o.out, {o.keep, o.keep_every, Guard(guard_options(o)).way_back()});
+        if (!problem.empty()) return {dir, problem};
+        if (world.rank() == 0)
+            print_line(stderr, "note: " + in_out + " was assembled from snapshots in the memory of the nodes");
+    }
+    return {dir, verify_together(world, dir)};
+}
+
 // The checkpoint to resume from; empty: a new run. Rank 0 searches, all ranks verify.
 inline std::string find_resumed(World& world, const TrainOptions& o) {
     if (o.resume.empty()) return "";
     const bool main_rank = world.rank() == 0;
-    const Strings found = main_rank ? places_to_resume(o.out) : Strings();
+    FoundParts parts(world, o.out);
+    const std::vector<Resumable> found = places_to_resume(world, o, parts);
     if (o.resume != "auto") {
         if (!file_exists(through_latest(o.resume)) && hub_snapshot(o.resume).empty())
             fail("--resume is '%s', which does not exist%s", o.resume.c_str(),
@@ -45,10 +80,8 @@ inline std::string find_resumed(World& world, const TrainOptions& o) {
                 o.out.c_str(), dir.c_str());
         return dir;
     }
-    for (size_t i = 0;; i++) {
-        const std::string dir = world.all_gather(i < found.size() ? found[i] : "")[0];
-        if (dir.empty()) break;
-        const std::string problem = verify_together(world, dir);
+    for (const Resumable& place : found) {
+        const auto [dir, problem] = resumable_directory(world, o, place, parts);
         if (problem.empty()) return dir;
         if (main_rank) print_line(stderr, "warning: " + problem + "; trying an older checkpoint");
     }

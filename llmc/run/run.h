@@ -147,7 +147,9 @@ inline void lock_run_directory(World& world, const TrainOptions& o, std::optiona
     if (world.rank() == 0) {
         lock.emplace(o.out);
         if (const std::string done = adopt_copied_latest(o.out); !done.empty()) print_line(stderr, "note: " + done);
-        if (o.resume.empty() && !places_to_resume(o.out).empty())
+        const std::string snapshots = snapshots_of(o.out);
+        const bool has_snapshots = !snapshots.empty() && !(find_checkpoints(snapshots).empty() && parts_in(snapshots).empty());
+        if (o.resume.empty() && (has_snapshots || !steps_to_try(o.out).empty()))
             fail("%s already holds a run; HINT: --resume auto resumes it; or give another --out", o.out.c_str());
     }
     world.watch(parse_timeout(o.distributed_timeout), world.size() > 1 ? ranks_file(o.out) : "");

@@ -4,6 +4,7 @@
 #pragma once
 #include <cmath>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,7 +33,7 @@
 #include "training_log.h"
 #include "../checkpoint/load_state.h"
 #include "../checkpoint/saver.h"
-#include "../checkpoint/snapshots.h"
+#include "../checkpoint/node_snapshots.h"
 #include "../checkpoint/training_state.h"
 #include "../infer/training_tasks.h"
 
@@ -62,10 +63,14 @@ public:
           vote_(run.world, run.ranks->mesh.pp.size + 1) {
         t_.stop = [this] { return stop_here(); };
         if (o_.snapshot_every) {
-            std::string root = run.main_rank() ? make_snapshots_of(o_.out, o_.snapshot_directory) : "";
-            root = run.world.all_gather(root)[0];
-            snapshots_.emplace(run.ctx, Saver::Settings{root, {1}, run.texts, run.reference.file, lock, run.world.monitor()},
-                               m);
+            const bool nodes = NodeRing(run.world.nodes()).size() > 1;
+            std::string root = nodes             ? make_snapshots_of_nodes(run.world, o_.out, o_.snapshot_directory)
+                               : run.main_rank() ? make_snapshots_of(o_.out, o_.snapshot_directory)
+                                                 : "";
+            if (!nodes) root = run.world.all_gather(root)[0];
+            const Saver::Settings settings = {root, {1}, run.texts, run.reference.file, lock, run.world.monitor()};
+            if (nodes) snapshots_ = std::make_unique<NodeSnapshots>(run.ctx, settings, m, run.world);
+            else snapshots_ = std::make_unique<Saver>(run.ctx, settings, m);
         }
         if (run_.main_rank()) energy_.emplace();
         const double of_step = 1.0 / 3 / (double)run_.schedule.final_batch;  // a sample's forward pass, in steps
@@ -214,7 +219,7 @@ public:
         run_.begin("writing the checkpoint");
         wait_for_saves();
         run_.phase.done();
-        if (save_error_.empty() && run_.main_rank()) remove_snapshots(o_.out);
+        if (save_error_.empty()) remove_snapshots(run_.world, o_.out);
         log_ranks(stragglers_.rest());
         vote_.finish();
         end_training();
@@ -292,7 +297,7 @@ private:
         t_.history.roll_back(StepHistory(o_, m_.c.L, state_, dir));
         t_.memory_check.remember();
         saved_step_ = run_.in_out(dir) ? state_.step : 0;
-        if (run_.main_rank()) remove_snapshots_after(o_.out, state_.step);
+        remove_snapshots_after(run_.world, o_.out, state_.step);
         const std::string done = run_.main_rank() ? go_back_to(o_.out, dir, state_.step) : "";
         log_.rollback(state_.step, dir, state_.skips);
         if (!done.empty()) print_line(stderr, "note: " + done);
@@ -350,7 +355,7 @@ private:
     RunResult result_;
     TrainingLog& log_;
     Saver saver_;
-    std::optional<Saver> snapshots_;
+    std::unique_ptr<Saver> snapshots_;
     std::string save_error_;  // of the last save
     int64_t saved_step_;      // of the last one in OUT; step 0 has nothing to save
     StopVote vote_;
