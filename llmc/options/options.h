@@ -586,17 +586,17 @@ inline Allowed one_of(Strings choices) {
       "training waits while a checkpoint is written; on CPUs this saves the memory of a copy")
 
 // Options of `tune`, in addition to train's.
-#define TUNE_OPTIONS(X)                                                                                                 \
-    X(int, trials, "", 0, between(0, 1000), "Tune",                                                                     \
-      "number of layouts, fastest by the plan, to measure on this machine; default: 0")                                 \
-    X(int, trial_steps, "", 4, between(2, 10000), "Tune", "steps of a trial of training; the first one does not count") \
-    X(bool, search_fp8, "", false, anything(), "Tune",                                                                  \
-      "also search layouts with FP8 layers (--fp8-format hybrid), which change training results")                       \
-    X(bool, inference, "", false, anything(), "Tune", "search for generation instead: number of ranks, and batch size") \
-    X(int, batch, "", 256, between(1, 65536), "Tune", "with --inference: maximum batch size")                           \
-    X(int, max_new_tokens, "", 0, at_least(0), "Tune",                                                                  \
-      "with --inference: number of generated tokens within --seq-length; the rest is the prompt; default: half")        \
-    X(double, max_latency, "", 0, between(0, 1e9), "Tune",                                                              \
+#define TUNE_OPTIONS(X)                                                                                                        \
+    X(int, trials, "", 0, between(0, 1000), "Tune",                                                                            \
+      "number of layouts, fastest by the plan, to measure on this machine; default: 0")                                        \
+    X(int, trial_steps, "", 4, between(2, 10000), "Tune", "training steps per trial; the first one does not count")            \
+    X(bool, search_fp8, "", false, anything(), "Tune",                                                                         \
+      "also search layouts with FP8 layers (--fp8-format hybrid), which change training results")                              \
+    X(bool, inference, "", false, anything(), "Tune", "search for generation instead: the layout of ranks and the batch size") \
+    X(int, batch, "", 256, between(1, 65536), "Tune", "with --inference: maximum batch size")                                  \
+    X(int, max_new_tokens, "", 0, at_least(0), "Tune",                                                                         \
+      "with --inference: number of generated tokens within --seq-length; the rest is the prompt; default: half")               \
+    X(double, max_latency, "", 0, between(0, 1e9), "Tune",                                                                     \
       "with --inference: maximum milliseconds per token (planned, or for 99% of the measured ones); default: no limit")
 
 // Options of `sweep`, in addition to train's.
@@ -607,7 +607,7 @@ inline Allowed one_of(Strings choices) {
     X(int, configs, "", 16, between(1, 10000), "Sweep",                                                                    \
       "number of initial configurations; the first is the command line's, if it sets all options of --over")               \
     X(int, eta, "", 3, between(2, 100), "Sweep",                                                                           \
-      "the best 1/eta of the configurations continue to runs that are eta times as long")                                  \
+      "the best 1/eta of the configurations continue in runs that are eta times as long")                                  \
     X(int, seeds, "", 3, between(1, 1000), "Sweep", "runs of each configuration in the last rung, each with its own seed") \
     X(std::string, budget, "", "", word("DURATION"), "Sweep",                                                              \
       "time of the whole search (90s, 20m, 8h); runs are as long as it allows, up to --train-iters")                       \

@@ -11,7 +11,8 @@
     X(std::string, on_bad_line, "", "skip", one_of({"skip", "fail"}), "Input",                                           \
       "response to a line of JSON that cannot be read or has no text: skip, count and show it; or end with an error")    \
     X(std::string, max_bad_lines, "", "1%", word("N|N%"), "Input",                                                       \
-      "end with an error if more lines than this are skipped: 20 of all files, or 1% of a file (one is always allowed)") \
+      "end with an error if more lines than this are skipped: 20 in all files together, or 1% of a file (one is always " \
+      "allowed)")                                                                                                        \
     X(bool, allow_binary, "", false, anything(), "Input",                                                                \
       "accept any bytes as text; default: refuse binary formats, and files with over 0.5% NUL or invalid UTF-8")         \
     X(std::string, encoding, "", "", word("NAME"), "Input",                                                              \
