@@ -1,11 +1,11 @@
 // Snapshots of a run on several nodes: the memory of each holds the parts of its own ranks (part_file.h) and a copy of the
 // parts of the node before it in a ring, so that any one node may be lost. As in Gemini (Wang et al., 2023), but copies are
 // sent in the background over MPI between steps (partners.h).
-//   NodeSnapshots   saves: each rank writes its part, sends it to its partner, and when all have all, all rename them; only
-//                   then are older parts removed. An error on any rank is the snapshot's: the older one stays
-//   FoundParts      the parts on the nodes of a new start. assemble() writes the parts of a step into a checkpoint of OUT, for any
-//                   number of ranks and nodes, after comparing checksums: a part that is torn, damaged, or of another save of
-//                   this step is never used, and its copy is
+//   NodeSnapshots   saves: each rank writes its part and sends it to its partner; when every part and copy has arrived, all are
+//                   renamed, and only then are older ones removed. After an error on any rank, the older snapshot remains
+//   FoundParts      the parts on the nodes of a new start. assemble() writes the parts of a step into a checkpoint of OUT, for
+//                   any number of ranks and nodes, after comparing checksums: in place of a part that is torn, damaged or of
+//                   another save of this step, its copy is used
 // Every function here is called by all ranks.
 #pragma once
 #include <filesystem>
@@ -87,7 +87,7 @@ private:
         Copy(const std::string& path, size_t bytes) : path_(path), temporary_(temporary_name(path)), bytes_(bytes) {
             const int fd = create_new_file(temporary_);
             if (fd < 0) fail_to_write(path, errno);
-            int error = posix_fallocate(fd, 0, (off_t)bytes);  // now, since a page that is missing later ends the process
+            int error = posix_fallocate(fd, 0, (off_t)bytes);  // now: a missing page would end the process later
             void* p = error ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
             if (!error && p == MAP_FAILED) error = errno;
             close(fd);

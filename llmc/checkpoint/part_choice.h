@@ -17,7 +17,7 @@
 // The nodes in the order of their first ranks; each keeps a copy of the parts of the node before it.
 class NodeRing {
 public:
-    // node: any number of the node of each rank.
+    // node: a number for each rank's node.
     explicit NodeRing(const std::vector<int>& node) {
         std::map<int, size_t> places;
         for (size_t r = 0; r < node.size(); r++) {

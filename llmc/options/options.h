@@ -579,7 +579,7 @@ inline Allowed one_of(Strings choices) {
       "also save at every multiple of this number of steps, and keep these checkpoints; default: 0, none")                     \
     X(std::string, exit_after, "", "", word("DURATION"), "Checkpoint", "save a checkpoint and stop after this time (5h30m)")   \
     X(int64_t, snapshot_every, "", 0, at_least(0), "Checkpoint",                                                               \
-      "steps between snapshots in the node's memory, from which --resume auto resumes a killed run; default: 0, none")         \
+      "steps between snapshots in the nodes' memory, from which --resume auto resumes a killed run; default: 0, none")         \
     X(std::string, snapshot_directory, "", "/dev/shm", word("DIR"), "Checkpoint",                                              \
       "file system in memory that holds snapshots")                                                                            \
     X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \

@@ -56,7 +56,7 @@ public:
     void start(const Message&, const std::vector<Message>&) {}
     bool poll(double) { return true; }
 #endif
-    // Seconds, of those in which the network was asked, since it last sent or received anything. Any thread may call it.
+    // Seconds since the network last sent or received anything, while it was polled. Any thread may call it.
     double stalled() const { return waited_; }
 
 private:
