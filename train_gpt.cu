@@ -297,9 +297,9 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 // ---- Mixture of experts -----------------------------------------------------------------------------------------------------
 // Instead of one MLP, E smaller ones, the experts. A router chooses K of them for each row x (Shazeer et al., 2017):
 //   out = sum over the chosen e of weight_e fc2_e(act(fc1_e(x))),  weights from router x
-// Experts may have biases, and then so has the router; fc2's is multiplied by the weight, too, and with tensor parallelism the
-// first rank adds it.
-// Row n and its k-th expert are choice number n K + k. Sorted by expert, the choices are slots, so an expert's rows are
+// If experts have biases, the router has one, too. fc2's bias is also multiplied by the weight, and with tensor parallelism
+// only the first rank adds it.
+// Row n and its k-th expert are choice number n K + k. The choices sorted by expert are slots, so an expert's rows are
 // consecutive: its matrices are multiplied with all of them at once, and products read rows of x through the list of choices.
 // Unless a capacity drops some, every choice has a slot. If, with K = 2, rows 0, 1 and 2 choose experts (2, 0), (0, 1) and (2,
 // 1), the slots are the choices 1 2 | 3 5 | 0 4.
@@ -378,7 +378,7 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     reduce_from_tensor_parallel(p, dinp);
 }
 
-// One of the two, by the kind of the layer.
+// The mixture or the dense MLP, by the kind of the layer.
 static void mlp_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
                         const floatX* mid) {
     (b.has_mixture() ? mixture_forward : dense_forward)(p, b, out, s, inp, mid);
@@ -870,8 +870,8 @@ std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const Data
         int i = 0;
         for (int64_t first_of_all = 0; first_of_all < n_samples; i++) {
             if (stop()) return {};
-            // Expert-parallel ranks pass together: in training with samples of their own if there are enough, else with the
-            // same; with context parallelism with their rows of the same samples.
+            // Expert-parallel ranks run each pass together: in training each with its own samples if there are enough, else
+            // with the same ones; with context parallelism each with its rows of the same samples.
             const bool enough = m.dispatching_ranks() > 1 && first_of_all + mesh.samples.size * m.a.B <= n_samples;
             const bool own = mesh.ep.size == 1 || mesh.cp.size > 1 || enough;
             const Axis& ranks = own ? mesh.samples : mesh.edp;
