@@ -149,7 +149,7 @@ writes=(--inference --seq-length 1024 --vocab-size 32000)
 expect "several copies write the most" test "$(grep -A 4 '"best"' writing.json | number copies /dev/stdin)" -ge 4
 expect "a token comes soonest from all eight" test "$(grep -A 5 '"front"' writing.json | number tensor_parallel /dev/stdin)" == 8
 expect "a bound of its time" "$program" tune --preset llama2-7b "${writes[@]}" --world 8 --max-latency 4 --out bound
-says "is kept" "Highest throughput within 4 ms a token"
+says "is kept" "Highest throughput within 4 ms per token"
 expect "with a page" grep -q "No other choice is better in both" bound/inference.html
 expect "and what was refused" grep -q ">Refused<" bound/inference.html
 expect "one text at a time" "$program" tune --preset llama2-7b "${writes[@]}" --world 1 --batch 1 --out one

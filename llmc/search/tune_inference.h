@@ -327,7 +327,7 @@ inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& 
     table.print();
     printf("\nNo other choice is better in both latency and throughput%s\n%s", o.trials ? ", measured here" : "",
            detail::text_table(columns, front).c_str());
-    const std::string bound = o.max_latency > 0 ? format(" within %g ms a token", o.max_latency) : "";
+    const std::string bound = o.max_latency > 0 ? format(" within %g ms per token", o.max_latency) : "";
     const std::string copies = best->copies > 1 ? " " + with_commas(best->copies) + " copies of" : "";
     printf("\nHighest throughput%s, %s tokens/s, by%s\n  %s\n", bound.c_str(),
            with_commas((int64_t)best->tokens_per_second()).c_str(), copies.c_str(), command.c_str());
