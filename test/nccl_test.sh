@@ -28,6 +28,9 @@ passes "2 ranks, MPI left to the library" timeout 300 "$MPIRUN" -n 2 ./nccl_chec
 # A send that nobody receives waits; the other rank waits at a barrier.
 EMU_NCCL_TIMEOUT=1 expect "a send that nobody receives ends with an error" refused timeout 300 "$MPIRUN" -n 2 ./nccl_check hang
 says "it says what it waits for" "nothing has moved for 1 s: ncclSend of 4 float32 to rank 1 as rank 0 of 2"
+# On one connection to the GPU, a receive waits for the send before it, on whatever streams they are.
+CUDA_DEVICE_MAX_CONNECTIONS=1 EMU_NCCL_TIMEOUT=3 expect "streams that share a connection wait for each other" refused timeout 300 "$MPIRUN" -n 2 ./nccl_check short
+says "it says what waits" "nothing has moved for 3 s: ncclSend of 1024 float32 to rank 1 as rank 0 of 2"
 ends_with() { # STATUS COMMAND...
     local wanted=$1
     shift

@@ -123,11 +123,18 @@ struct ncclComm {
     std::atomic<ncclResult_t> error{ncclSuccess};  // the error that made the communicator unusable
     std::atomic<bool> aborted{false};
     emu::Ticket last;  // operation: the next one runs after it
+    // NCCL's own streams: after each operation the first one waits for it (NCCL 2.28, src/enqueue.cc), which also holds streams
+    // that share its connection (streams.h).
+    cudaStream_t own[2] = {emu::streams().create(false), emu::streams().create(false)};
     // Numbers of operations: of all ranks, and to and from each one. Equal at both ends, they determine the messages' tags.
     unsigned collectives = 0;
     int calls = 0;            // for EMU_NCCL_HANG
     void* buffers = nullptr;  // of EMU_NCCL_MEMORY_MB
     std::vector<unsigned> sent, received;
+
+    ~ncclComm() {
+        for (const cudaStream_t s : own) emu::streams().destroy(s);
+    }
 };
 
 namespace emu::nccl {
@@ -447,6 +454,7 @@ inline void launch(Operations operations, const std::vector<Ticket>& before, boo
     const Ticket ticket = streams().put_transfer(
         all[0]->stream, [=] { return transfer->advance(); }, before);
     for (const auto& o : all) o->comm->last = ticket;
+    streams().put(all[0]->comm->own[0], nullptr, ticket);
 }
 
 // ---- arguments -------------------------------------------------------------------------------------------------------------

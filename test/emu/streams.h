@@ -8,6 +8,10 @@
 // Calls of several host threads must not overlap, and this program's do not, except that any thread may query an event. hang()
 // blocks a stream; waiting for it never ends. Remaining work does not run when the program ends.
 //
+// Connections. Work reaches the device through CUDA_DEVICE_MAX_CONNECTIONS queues (1 to 32; 8 if it is not set), which streams
+// share if there are more of them: then work also waits for earlier work of the streams that it shares with. CUDA does not say
+// which ones; here a new stream gets a queue with the fewest streams.
+//
 // Transfers are work that waits for other processes, NCCL's operations (nccl.h): once a transfer's turn has come it is advanced
 // between the work of other streams, and blocks only its own. Streams have no processor, so transfers advance only while the
 // host waits, for the device or for other ranks (progress()).
@@ -67,6 +71,7 @@ struct emu_stream {
     bool waits_for_legacy = true, destroyed = false;
     double ms = 0;  // its clock
     std::deque<emu::Ticket> queue = {};
+    size_t connection = 0;
 };
 struct emu_event {
     emu::Ticket mark = nullptr;  // null: never recorded
@@ -78,10 +83,19 @@ namespace emu {
 
 class Streams {
 public:
-    emu_stream* create(bool waits_for_legacy) { return all_.push_back({waits_for_legacy}), &all_.back(); }
+    emu_stream* create(bool waits_for_legacy) {
+        all_.push_back({waits_for_legacy});
+        emu_stream* const s = &all_.back();
+        const auto fewest = [](const Connection& a, const Connection& b) { return a.streams < b.streams; };
+        const auto connection = std::min_element(connections_.begin(), connections_.end(), fewest);
+        connection->streams++;
+        s->connection = (size_t)(connection - connections_.begin());
+        return s;
+    }
     // Work on the stream still runs.
     void destroy(emu_stream* s) {
         s->destroyed = true;
+        connections_[s->connection].streams--;
         forget_destroyed();
     }
 
@@ -104,6 +118,12 @@ public:
         for (emu_stream& other : all_) {
             const bool ordered = s == legacy ? other.waits_for_legacy : s->waits_for_legacy && &other == legacy;
             if (&other != s && ordered && !other.queue.empty()) work->after.push_back(other.queue.back());
+        }
+        if (s != legacy) {
+            Connection& connection = connections_[s->connection];
+            if (connection.user != s && connection.last && !connection.last->over) work->after.push_back(connection.last);
+            connection.user = s;
+            connection.last = work;
         }
         const bool event = !work->run && !work->transfer;
         if (event && s->queue.empty() && work->ready()) return end(*work, *s), work;  // nothing precedes it
@@ -154,6 +174,17 @@ public:
     }
 
 private:
+    struct Connection {
+        int streams = 0;
+        Ticket last = nullptr;  // put on one of them, `user`
+        const emu_stream* user = nullptr;
+    };
+    static size_t number_of_connections() {
+        const char* text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+        return (size_t)std::clamp(text ? atoi(text) : 8, 1, 32);
+    }
+
+    std::vector<Connection> connections_ = std::vector<Connection>(number_of_connections());
     const std::thread::id owner_ = std::this_thread::get_id();
     std::list<emu_stream> all_{1};  // the legacy stream is the first
     emu_stream* last_ = nullptr;    // drawn
