@@ -568,6 +568,11 @@ static void check_groups(Test& t) {
         if (i % 10 == 0) x.fetch();
     }
     t.report("the groups of a layout", ok);
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+    const char* const connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    const int streams = 4 + 2 * 9;  // the program's, and NCCL's of each communicator
+    t.report("a connection to the GPU for each stream", connections && atoi(connections) >= streams);
+#endif
 }
 
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)

@@ -4,6 +4,7 @@
 #include <cublasLt.h>
 #include <omp.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -27,6 +28,11 @@ constexpr bool sets_bf16_gradients = has_lower_halves;  // cuBLASLt does not rou
         if (cublas_status_ != CUBLAS_STATUS_SUCCESS)                                                          \
             fail("%s failed: %s at %s:%d", #call, cublasLtGetStatusName(cublas_status_), __FILE__, __LINE__); \
     } while (0)
+
+// Streams that share a connection to the GPU wait for each other's work, so that a send may wait for a receive behind it. CUDA
+// has 8 connections unless told otherwise, but NCCL alone has two streams for each communicator. Set before main(): MPI may
+// start CUDA.
+inline const bool has_connections = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0) == 0;
 
 // The number of GPUs that this process sees; if 0, also the reason. Never fails.
 inline int count_devices(std::string& why_none) {

@@ -13,9 +13,9 @@
 // created, with one message over each, in rounds in which a rank has at most one edge, which excludes cycles.
 //
 // Communicators and streams: one communicator for each group that this run uses and each edge of this rank; one stream for each
-// group that starts collectives (data and tensor parallelism) and each edge that sends. CUDA has 8 connections to a GPU by
-// default; streams that share one wait for each other's kernels. These streams have the highest priority: the blocks of NCCL's
-// kernels are scheduled before the blocks of a waiting product. An edge uses at most `edge_blocks` multiprocessors.
+// group that starts collectives (data and tensor parallelism) and each edge that sends. NCCL adds two per communicator, so
+// ctx.cuh asks CUDA for more connections. These streams have the highest priority: the blocks of NCCL's kernels are scheduled
+// before the blocks of a waiting product. An edge uses at most `edge_blocks` multiprocessors.
 //
 // Precision: NCCL sums floatX in its own way. A ring rounds every addition of bf16 to bf16; switches that add (NVLS) use fp32.
 // cpu:: sums in fp32 and rounds once. Gradients are `real`, for which both sum in fp32, or optionally bf16: then a ring's
