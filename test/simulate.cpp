@@ -1,6 +1,7 @@
 // Months of supervised jobs in seconds: nodes that die, hang, or compute wrong results, networks that fail, programs with a
-// fault of their own. The decisions are the program's (run/supervisor.h), and so is the reading of the messages with which real
-// jobs end; only jobs and time are simulated. Everything follows from a seed.
+// fault of their own. The decisions are the program's (run/supervisor.h, and checkpoint/part_choice.h about snapshots in the
+// nodes' memory), and so is the reading of the messages with which real jobs end; only jobs, memory and time are simulated.
+// Everything follows from a seed.
 //   simulate [RUNS [SEED]]   RUNS random jobs, each checked after every ending, then a table of jobs of published sizes
 #include <cmath>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "../llmc/checkpoint/part_choice.h"
 #include "../llmc/run/supervisor.h"
 
 struct Rates {              // per hour
@@ -23,6 +25,7 @@ struct JobSize {
     int nodes = 8, spares = 2, slots = 8, replica = 8;  // replica: ranks that share one copy of the model
     double hours = 1000, step_seconds = 10, save_every = 1800, start_seconds = 180, notice_seconds = 30, hang_seconds = 600;
     int64_t program_fault = -1;  // the step at which the program itself fails; -1: none
+    double snapshot_every = 0;   // seconds; 0: no snapshots
 };
 
 struct Result {
@@ -48,10 +51,9 @@ public:
             nodes_, spares_, [this](int ranks) { return fits(ranks); }, rules_);
         Result result;
         const int64_t steps = (int64_t)(size_.hours * 3600 / size_.step_seconds);
-        int64_t step = 0, saved = 0;
+        int64_t step = 0, saved = 0, first_saved = 0;  // the last: when the command was started
         while (true) {
             if (!(result.problem = problem_of(supervisor)).empty()) break;
-            const int64_t first_saved = saved;
             Ending ending = next_ending(supervisor, steps, step, saved);
             ending.step = step > 0 ? step : -1;
             ending.saved = saved > first_saved;
@@ -68,7 +70,9 @@ public:
                 break;
             }
             time_ += next.wait;
-            step = saved;
+            first_saved = saved;
+            step = saved = resumed_step(supervisor, saved);  // in memory: written to the disk
+            if (!(result.problem = memory_problem_).empty()) break;
         }
         result.restarts = supervisor.restarts();
         result.hours = time_ / 3600;
@@ -107,6 +111,7 @@ private:
         step += std::llround(seconds / size_.step_seconds);
         const int64_t each = std::max<int64_t>(1, std::llround(size_.save_every / size_.step_seconds));
         if (step / each > from / each) saved = step / each * each;
+        remember(s, from, step, kind == crash ? host : "");
         time_ += seconds + (kind == hang ? size_.hang_seconds : kind == none ? 0 : size_.notice_seconds);
         faulty_ = kind == own;
         accused_ = host;
@@ -145,6 +150,96 @@ private:
             case 2: return read_ending(137, format("srun: error: %s: task %d: Killed\n", host.c_str(), rank));
             default: return read_ending(1, format("srun: error: Node failure on %s\n", host.c_str()));
         }
+    }
+
+    // ---- snapshots in the nodes' memory ----
+    // Hosts of the ranks that have parts: one per node or three, which takes less time than all.
+    std::vector<std::string> hosts_of_parts(const Supervisor& s) const {
+        std::vector<std::string> hosts;
+        for (const Node& node : s.nodes())
+            for (int k = 0; k < std::min(node.slots, s.nodes().size() > 3 ? 1 : 3) && (int)hosts.size() < s.ranks(); k++)
+                hosts.push_back(node.host);
+        return hosts;
+    }
+    static NodeRing ring_of(const std::vector<std::string>& hosts) {
+        std::map<std::string, int> numbers;
+        std::vector<int> nodes;
+        for (const std::string& host : hosts) nodes.push_back(numbers.try_emplace(host, (int)numbers.size()).first->second);
+        return NodeRing(nodes);
+    }
+    // Training from step `from` ends at `step`: sets the parts that nodes have then. Each start has a new, empty directory.
+    void remember(const Supervisor& s, int64_t from, int64_t step, const std::string& crashed) {
+        memory_.clear();
+        published_ = -1;
+        if (!size_.snapshot_every) return;
+        hosts_ = hosts_of_parts(s);
+        const NodeRing ring = ring_of(hosts_);
+        const int64_t each = std::max<int64_t>(1, std::llround(size_.snapshot_every / size_.step_seconds));
+        const auto save = [&](int64_t at, double fraction) {  // of the ranks, which have published it
+            const PartSave id = {at, random_(), (uint32_t)hosts_.size()};
+            for (size_t r = 0; r < hosts_.size(); r++) {
+                if (!chance(fraction)) continue;
+                memory_[hosts_[r]][id].insert((uint32_t)r);
+                if (ring.size() == 1) continue;
+                for (const int sender : ring.senders((int)r)) memory_[hosts_[r]][id].insert((uint32_t)sender);
+            }
+        };
+        const int64_t newest = step / each * each;
+        const bool ends_in_save = newest > from && chance(0.3);
+        if (ends_in_save) save(newest, chance(0.5) ? 0 : 0.7);
+        const int64_t whole = ends_in_save ? newest - each : newest;
+        if (whole > from) save(published_ = whole, 1);
+        died_ = chance(0.5) ? crashed : "";  // the machine, with its memory; else only its processes
+        memory_.erase(died_);
+    }
+    // The step from which the next start resumes.
+    int64_t resumed_step(const Supervisor& s, int64_t saved) {
+        if (!size_.snapshot_every) return saved;
+        PartsOfNodes found;
+        std::set<std::string> here;
+        for (const Node& node : s.nodes()) here.insert(node.host);
+        const std::vector<std::string> now(here.begin(), here.end());
+        for (size_t n = 0; n < now.size(); n++)
+            for (const auto& [id, parts] : memory_[now[n]])
+                for (const uint32_t part : parts) found.add(id, part, n);
+        std::vector<Resumable> snapshots;
+        const std::vector<PartSave> complete = found.complete();
+        for (size_t i = 0; i < complete.size(); i++) snapshots.push_back({complete[i].step, Resumable::nodes, i});
+        const Resumable first = order_to_resume({saved}, snapshots)[0];
+        memory_problem_ = problem_of(first, saved, found, complete, here);
+        return first.step;
+    }
+    std::string problem_of(const Resumable& first, int64_t saved, const PartsOfNodes& found,
+                           const std::vector<PartSave>& complete, const std::set<std::string>& here) {
+        if (first.step < saved) return "an older step than the newest checkpoint is resumed";
+        if (first.where == Resumable::nodes) {
+            const PartSave& save = complete[first.save];
+            std::map<uint32_t, std::map<int, size_t>> intact;
+            std::set<uint32_t> there;
+            for (const std::string& host : here)
+                if (host != died_) there.insert(memory_[host][save].begin(), memory_[host][save].end());
+            for (uint32_t part = 0; part < save.parts; part++) {
+                if (!there.count(part)) return "a snapshot with a missing part is resumed";
+                for (const size_t node : found.of(save).at(part)) intact[part][(int)node] = 1;
+            }
+            const auto readers = choose_readers(intact);
+            std::map<int, size_t> work;
+            for (const auto& [part, reader] : readers) {
+                if (!intact[part].count(reader)) return "a rank reads a part that it does not have";
+                work[reader]++;
+            }
+            if (readers.size() != save.parts) return "a part is not read";
+        }
+        // The newest snapshot that all had published must survive, unless a node and its partner are gone.
+        std::vector<std::string> ring;
+        for (const std::string& host : hosts_)
+            if (ring.empty() || ring.back() != host) ring.push_back(host);
+        bool both = false;
+        for (size_t i = 0; i < ring.size(); i++) {
+            const auto gone = [&](const std::string& host) { return host == died_ || !here.count(host); };
+            both |= gone(ring[i]) && gone(ring[(i + 1) % ring.size()]);
+        }
+        return !both && first.step < published_ ? "a snapshot of which a copy is left is not resumed" : "";
     }
 
     // ---- the rules ----
@@ -202,6 +297,10 @@ private:
     std::set<std::string> lemons_, sick_, gone_;
     std::map<std::string, std::vector<double>> accusations_;
     std::string accused_;
+    std::map<std::string, std::map<PartSave, std::set<uint32_t>>> memory_;  // parts on each host
+    std::vector<std::string> hosts_;                                        // of the parts
+    std::string died_, memory_problem_;
+    int64_t published_ = -1;  // the newest snapshot of which all have all
     bool faulty_ = false;
     int in_a_row_ = 0, here_ = 0, idle_ = 0;
     int64_t at_ = -2;
@@ -223,6 +322,8 @@ int main(int argc, char** argv) {
         if (size.nodes * size.slots % size.replica) size.replica = 8;
         size.hours = among({1, 50, 500});
         size.save_every = among({60, 1800, 7200});
+        size.snapshot_every = among({0, 30, 300});
+        if (size.snapshot_every > 0) size.hours = std::min(size.hours, 50.0);  // such jobs survive very many failures
         const Rates rates = {among({1e-4, 1e-2, 0.3}), among({0, 1e-3}), among({0, 1e-3, 0.3}), among({0, 0.1}),
                              among({0, 0.1})};
         if (random() % 4 == 0) size.program_fault = 1 + (int64_t)(random() % (uint64_t)(size.hours * 360));
@@ -245,16 +346,19 @@ int main(int argc, char** argv) {
     Rates rates;
     const double all = 419 / (54.0 * 24 * 2048);
     rates = {0.7 * all, 0.2 * all, 0.1 * all * 2048, 0.002, 0};
-    printf("2,048 nodes, 54 days of steps; seconds for\nsaving  noticing a death, a hang  starting  restarts  effective\n");
-    const double rows[][4] = {
-        {1800, 30, 600, 300}, {1800, 30, 600, 60}, {300, 30, 600, 60}, {60, 30, 600, 60}, {60, 10, 60, 40}};
-    for (const auto& [save_every, notice, hang, start] : rows) {
+    printf("2,048 nodes, 54 days of steps; seconds for\n");
+    printf("saving  snapshots  noticing a death, a hang  starting  restarts  effective\n");
+    const double rows[][5] = {{1800, 0, 30, 600, 300}, {1800, 0, 30, 600, 60}, {1800, 60, 30, 600, 60}, {300, 0, 30, 600, 60},
+                              {60, 0, 30, 600, 60},    {60, 0, 10, 60, 40},    {1800, 60, 10, 60, 40}};
+    for (const auto& [save_every, snapshot_every, notice, hang, start] : rows) {
         llama.save_every = save_every;
+        llama.snapshot_every = snapshot_every;
         llama.notice_seconds = notice;
         llama.hang_seconds = hang;
         llama.start_seconds = start;
         const Result r = SimulatedJob(llama, rates, seed).run();
-        printf("%6.0f %17.0f %7.0f %9.0f %9d %9.2f%%\n", save_every, notice, hang, start, r.restarts, 100 * r.effective);
+        printf("%6.0f %10.0f %17.0f %7.0f %9.0f %9d %9.2f%%\n", save_every, snapshot_every, notice, hang, start, r.restarts,
+               100 * r.effective);
     }
     return 0;
 }

@@ -7,16 +7,25 @@ CXX=${CXX:-g++}
 
 build() { "$CXX" -std=c++17 -O1 -Wall -Wextra -Werror -Wno-unused-parameter test/simulate.cpp -o simulate; } # of this folder's copy of the sources
 mkdir -p test llmc && cp "$source/test/simulate.cpp" test && cp -r "$source/llmc/base" "$source/llmc/run" llmc
+mkdir llmc/checkpoint && cp "$source/llmc/checkpoint/part_choice.h" llmc/checkpoint
 expect "the simulation builds" build
 passes "simulated jobs" ./simulate "${ALL:+300000}${ALL:-3000}" "$(date +%Y%m%d)"
 
-# planted NAME FROM TO: with this change of supervisor.h a rule is broken.
+# planted NAME FROM TO: with this change of $header a rule is broken.
 planted() {
-    sed "s#$2#$3#" "$source/llmc/run/supervisor.h" >llmc/run/supervisor.h
-    if cmp -s "$source/llmc/run/supervisor.h" llmc/run/supervisor.h; then echo "FAILED: $1: cannot be planted"; return; fi
+    sed "s#$2#$3#" "$source/$header" >"$header"
+    if cmp -s "$source/$header" "$header"; then echo "FAILED: $1: cannot be planted"; return; fi
     expect "$1: builds" build
     expect "$1: is found" refused timeout 60 ./simulate 3000 1
+    cp "$source/$header" "$header"
 }
+header=llmc/checkpoint/part_choice.h
+planted "a node keeps its own copies" '(node_of(r) + 1) % size()' 'node_of(r)'
+planted "copies of the last node are kept by none" '(node_of(r) + size() - 1) % size()' 'std::max<size_t>(node_of(r), 1) - 1'
+planted "an incomplete save is resumed" 'parts.size() == save.parts' 'parts.size() + 1 >= save.parts'
+planted "snapshots come after checkpoints" 'return r.step < s.step' 'return false'
+planted "parts with copies are not read" 'single != (ranks.size() == 1)' '!single || ranks.size() > 1'
+header=llmc/run/supervisor.h
 planted "a program's fault is never seen" '>= rules_.same_step)' '>= 1000)'
 planted "a finished run is restarted" 'cause == Cause::done)' 'cause == Cause::done \&\& restarts_ > 1000000)'
 planted "waits do not grow" 'std::ldexp(rules_.first_wait, [^)]*))' 'rules_.first_wait'

@@ -101,10 +101,10 @@ struct Resumable {
     size_t save = 0;  // nodes: index in PartsOfNodes::complete()
 };
 // The checkpoints in the given order (steps_to_try), and each snapshot before the first checkpoint that is older.
-inline std::vector<Resumable> order_to_resume(const std::vector<int64_t>& checkpoints, std::vector<Resumable> snapshots) {
+inline std::vector<Resumable> order_to_resume(const std::vector<int64_t>& checkpoints,
+                                              const std::vector<Resumable>& snapshots) {
     std::vector<Resumable> all;
     for (const int64_t step : checkpoints) all.push_back({step});
-    std::sort(snapshots.begin(), snapshots.end(), [](auto& a, auto& b) { return a.step < b.step; });
     for (const Resumable& s : snapshots)
         all.insert(std::find_if(all.begin(), all.end(), [&](const Resumable& r) { return r.step < s.step; }), s);
     return all;
