@@ -65,6 +65,28 @@ says "which it says" "HINT: --max-new-tokens 50"
     says "with what helps" "HINT: a smaller --max-queue"
 )
 expect "a bound without the measurement" refused "$program" generate --model gpt --max-latency 5
+search() { "$program" generate --model gpt --num-beams 4 --max-new-tokens 12 --matrix-unit portable "$@"; }
+expect "beam search" search --prompt "A fish" --num-samples 2
+says "its speed" "12 tokens in .*tokens/s"
+search --prompt "A fish" --num-samples 2 >two.txt 2>/dev/null
+search --prompt "A fish" >best.txt 2>/dev/null
+expect "the best text comes first" diff best.txt <(head -n "$(wc -l <best.txt)" two.txt)
+printf 'A fish\nA king\n' >searched.txt
+search --prompts searched.txt --num-samples 3 >searched.jsonl 2>/dev/null
+expect "a search after each prompt" test "$(grep -c '"sample": *[0-2]' searched.jsonl)" == 6
+search --prompt "A fish" --threads 1 >one.txt 2>/dev/null
+expect "beam search: the same text on one thread" diff best.txt one.txt
+on_ranks() { "${MPIRUN:-mpirun}" -n 2 "$program" generate --model gpt --prompt "A fish" --num-beams 4 --max-new-tokens 12 --matrix-unit portable "$@"; }
+on_ranks --pp 2 >ranks.txt 2>out.txt
+expect "beam search, --pp 2: one rank's text" diff best.txt ranks.txt
+expect "beam search, --tp 2" on_ranks --tp 2
+for wrong in "--temperature 0" "--batch 2" "--measure-batches" "--num-samples 5"; do
+    # shellcheck disable=SC2086
+    expect "beam search with $wrong" refused search $wrong
+done
+expect "beam search in a conversation" refused "$program" generate --model chat --chat --num-beams 2
+says "says why" "num-beams requires --prompt or --prompts"
+expect "a length penalty without a search" refused "$program" generate --model gpt --length-penalty 2
 expect "a measurement of many prompts" refused "$program" generate --model gpt --measure-batches --num-samples 2
 
 # Prompts from a file.

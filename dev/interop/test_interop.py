@@ -1,6 +1,7 @@
 """Models and tokens exchanged with Hugging Face's libraries, in both directions: `make test-interop`.
 
-  1  transformers loads directories written by train_gpt: no warning, our logits, our greedy text
+  1  transformers loads directories written by train_gpt: no warning, our logits, our greedy text,
+     our texts of a beam search
   2  train_gpt loads directories written by transformers: fp32, bf16 and fp16, one file or several, non-default settings, and the
      older names of published models; trains them further, and transformers loads the result
   3  a directory that requires an unsupported feature is refused by the name of the setting
@@ -212,6 +213,13 @@ def test_ours_in_transformers(kind, precision, trained, tokens):
                              "--max-new-tokens", 20).decode(errors="replace")
             theirs = model.generate(**tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens=20)
             assert ours == tokenizer.decode(theirs[0], skip_special_tokens=True) + "\n", ours
+    with case(f"{name}: same texts by beam search"), without_warnings():
+        for prompt, beams, penalty in (("in the year", 4, 1.0), ("the king", 3, 0.0), ("of city 7", 6, 2.0)):
+            ours = train_gpt("fp32", "generate", "--model", directory, "--prompt", prompt, "--num-beams", beams,
+                             "--length-penalty", penalty, "--num-samples", 2, "--max-new-tokens", 20).decode(errors="replace")
+            theirs = model.generate(**tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens=20,
+                                    num_beams=beams, length_penalty=penalty, num_return_sequences=2)
+            assert ours == "\n---\n".join(tokenizer.decode(t, skip_special_tokens=True) + "\n" for t in theirs), ours
 
 
 # ---- 2  transformers' in ours -----------------------------------------------------------------------------------------------

@@ -97,7 +97,8 @@ inline void generate_on_ranks(World& world, const GenerateOptions& o) {
     const Prompts prompts = read_prompts(run, o);
     const int T = std::min(run.c.room(), prompts.longest() + o.max_new_tokens);
     if (o.measure_batches) return measure_batches(run, prompts.all[0].tokens, T, o);
-    const auto texts = (int)std::min<int64_t>(o.batch, (int64_t)prompts.all.size() * o.num_samples);
+    const int texts =
+        o.num_beams > 1 ? o.num_beams : (int)std::min<int64_t>(o.batch, (int64_t)prompts.all.size() * o.num_samples);
     const std::unique_ptr<Model> m = load_for_generation(run, texts, T, prompts.converses);
     Generator generator(run.ctx, *m);
     generate_completions(run, generator, prompts, o);

@@ -68,6 +68,17 @@ public:
         pass(&cache_, 0);
     }
 
+    // Makes a sequence a copy of another one.
+    void copy(int from, int to) {
+        const size_t bytes = cache_.row * sizeof(floatX), tokens = (size_t)length(from);
+        for (int layer = 0; layer < (int)m_.blocks.size(); layer++) {
+            const AttentionCache source = cache_.of(layer, from), copy = cache_.of(layer, to);
+            be::copy_rows(ctx_, copy.keys, bytes, source.keys, bytes, bytes, tokens);
+            be::copy_rows(ctx_, copy.values, bytes, source.values, bytes, bytes, tokens);
+        }
+        lengths_[(size_t)to] = lengths_[(size_t)from];
+    }
+
     // (rows, V) logits of the next token after each row of the last append(), or after the last prompt.
     const std::vector<float>& logits() {
         const ModelConfig& c = m_.c;

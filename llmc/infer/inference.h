@@ -23,6 +23,7 @@
 #include "../base/utf8.h"
 #include "../tokenizer/chat_template.h"
 #include "../tokenizer/tokenizer.h"
+#include "../model/beam_search.h"
 #include "../model/decoder.h"
 #include "../model/model_config.h"
 #include "../ops.h"
@@ -122,6 +123,19 @@ inline std::vector<std::string> prompts_in(const std::string& file, const std::s
     return texts;
 }
 
+// Options of sampling have no effect on a search.
+inline void check_search(const GenerateOptions& o) {
+    const bool searches = o.num_beams > 1;
+    refuse_without(!searches && o.given.count("length-penalty"), "--length-penalty", "--num-beams above 1");
+    for (const char* name : {"temperature", "top-k", "top-p", "seed"})
+        refuse_together(searches && o.given.count(name), "--num-beams", std::string("--") + name, "a search draws nothing");
+    refuse_together(searches && o.given.count("batch"), "--num-beams", "--batch", "the beams of a prompt are its batch");
+    refuse_together(searches && o.measure_batches, "--num-beams", "--measure-batches", "it measures sampling");
+    if (searches && o.num_samples > o.num_beams)
+        fail_usage("--num-samples is %d; with --num-beams %d a search finds at most %d texts", o.num_samples, o.num_beams,
+                   o.num_beams);
+}
+
 // The prompts of the options; rank 0 reads them from a file or, for "-", from standard input.
 inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
     refuse_without(!o.chat && !o.chat_template.empty(), "--chat-template", "--chat");
@@ -132,6 +146,7 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
         fail_usage("--measure-batches starts at the third token of a sequence; HINT: --max-new-tokens 50");
     if (o.measure_batches && (!o.prompts.empty() || (o.chat && o.prompt.empty()) || o.num_samples > 1))
         fail_usage("--measure-batches uses copies of one --prompt; HINT: omit --prompts and --num-samples");
+    check_search(o);
     const auto of_rank_0 = [&](auto read) { return run.world.all_gather(run.main_rank() ? read() : std::string())[0]; };
     std::vector<std::string> texts = {o.prompt};
     if (!o.prompts.empty()) texts = prompts_in(o.prompts, of_rank_0([&] { return read_whole_file(o.prompts); }));
@@ -144,6 +159,7 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
         prompts.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template, run.adapter));
         prompts.ends.push_back(prompts.chat->end_token());
         refuse_without(prompts.converses && o.num_samples > 1, "--num-samples", "--prompt");
+        refuse_without(prompts.converses && o.num_beams > 1, "--num-beams", "--prompt or --prompts");
     }
     for (const std::string& text : texts) {
         std::vector<ChatMessage> messages = begin_conversation(o);
@@ -188,9 +204,9 @@ private:
 // Measures token times of concurrent generation.
 class GenerationSpeed {
 public:
-    // Runs one step of the decoder. Returns whether texts are left.
-    template <class Generator>
-    bool step(Decoder<Generator>& decoder) {
+    // Runs one step of a Decoder, or a BeamSearch. Returns whether texts are left.
+    template <class Steps>
+    bool step(Steps& decoder) {
         const double start = monotonic_seconds();
         const int64_t before = decoder.tokens();
         const bool more = decoder.step();
@@ -272,6 +288,25 @@ public:
     TextWriter(const InferenceRun& run, Generator& generator, const Prompts& prompts, const GenerateOptions& o)
         : run_(run), generator_(generator), prompts_(prompts), o_(o), decoder_(generator), output_(run.main_rank()) {}
 
+    // Searches for the best texts after each prompt.
+    void search_all() {
+        for (size_t i = 0; i < prompts_.all.size(); i++) {
+            BeamSearch<Generator> search(generator_, request(prompts_.all[i].tokens, 0), {o_.num_beams, o_.length_penalty});
+            while (speed_.step(search)) {
+            }
+            for (int sample = 0; sample < o_.num_samples; sample++) {
+                // An empty one if the prompt fills the context.
+                const FoundText text = (size_t)sample < search.found().size() ? search.found()[(size_t)sample]
+                                                                              : FoundText{{}, 0, TextEnd::context};
+                const int64_t number = (int64_t)i * o_.num_samples + sample;
+                open_sample(number, [&](auto write, auto ended) {
+                    for (const int token : text.tokens) write(run_.tokenizer->token_bytes(token));
+                    ended(text.end);
+                });
+                output_.end(number);
+            }
+        }
+    }
     // Generates every sample of every prompt.
     void write_all() {
         const int64_t all = (int64_t)prompts_.all.size() * o_.num_samples;
@@ -349,11 +384,13 @@ private:
         if (dropped)
             note(format("the context of %d tokens is full: the %zu oldest messages were dropped", run_.c.room(), dropped));
     }
+    TextRequest request(std::vector<int> tokens, int sample) const {
+        return {std::move(tokens), o_.max_new_tokens, {o_.temperature, o_.top_k, o_.top_p, run_.tokenizer->vocab_size()},
+                (uint64_t)o_.seed, (uint32_t)sample,  prompts_.ends};
+    }
     template <class Write, class Ended>
     void add(int64_t number, int sample, std::vector<int> tokens, Write write, Ended ended) {
-        TextRequest r = {
-            std::move(tokens), o_.max_new_tokens, {o_.temperature, o_.top_k, o_.top_p, run_.tokenizer->vocab_size()},
-            (uint64_t)o_.seed, (uint32_t)sample,  prompts_.ends};
+        TextRequest r = request(std::move(tokens), sample);
         r.emit = [this, write](int token) {
             write(run_.tokenizer->token_bytes(token));
             return true;
@@ -367,23 +404,26 @@ private:
     void add_sample(int64_t number) {
         const int sample = (int)(number % o_.num_samples);
         const Prompt& prompt = prompts_.all[(size_t)(number / o_.num_samples)];
+        open_sample(number, [&](auto write, auto ended) { add(number, sample, prompt.tokens, write, ended); });
+    }
+    // Calls f(write, ended): write(bytes) adds to the output of a sample, ended(TextEnd) ends it.
+    template <class F>
+    void open_sample(int64_t number, F f) {
+        const Prompt& prompt = prompts_.all[(size_t)(number / o_.num_samples)];
         if (!o_.prompts.empty()) {
             auto text = std::make_shared<std::string>();
-            return add(
-                number, sample, prompt.tokens, [text](const std::string& bytes) { *text += bytes; },
-                [=, this_ = this](TextEnd end) {
-                    const nlohmann::ordered_json record = {
-                        {"prompt", this_->prompts_.all[(size_t)(number / this_->o_.num_samples)].text},
-                        {"sample", sample},
-                        {"text", *text},
-                        {"end", end == TextEnd::token ? "stop" : "length"}};
-                    this_->output_.write(number, json_text(record) + "\n");
-                });
+            return f([text](const std::string& bytes) { *text += bytes; },
+                     [this, text, number, &prompt](TextEnd end) {
+                         const nlohmann::ordered_json record = {{"prompt", prompt.text},
+                                                                {"sample", number % o_.num_samples},
+                                                                {"text", *text},
+                                                                {"end", end == TextEnd::token ? "stop" : "length"}};
+                         output_.write(number, json_text(record) + "\n");
+                     });
         }
         output_.write(number, (number > 0 ? "\n---\n" : "") + (prompts_.chat ? std::string() : prompt.text));
-        add(
-            number, sample, prompt.tokens, [this, number](const std::string& bytes) { output_.write(number, bytes); },
-            [this, number](TextEnd end) { end_line(number, end); });
+        f([this, number](const std::string& bytes) { output_.write(number, bytes); },
+          [this, number](TextEnd end) { end_line(number, end); });
     }
     void end_line(int64_t number, TextEnd end) {
         output_.write(number, "\n");
@@ -413,6 +453,7 @@ template <class Generator>
 void generate_completions(const InferenceRun& run, Generator& generator, const Prompts& prompts, const GenerateOptions& o) {
     TextWriter<Generator> writer(run, generator, prompts, o);
     if (prompts.converses) writer.converse();
+    else if (o.num_beams > 1) writer.search_all();
     else writer.write_all();
     writer.print_speed();
 }
