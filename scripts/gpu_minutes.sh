@@ -42,6 +42,7 @@ experiments=(
     "node|180|zero|ZeRO-1 on 1, 2, 4, 8 GPUs: Llama 1B|95% on 8|overlap, buckets"
     "node|60|tp8|tensor parallelism of 8: layers of Llama-2-7B|70% of one GPU's rate per GPU|overlap of transfers with products"
     "node|60|pp8|pipeline of 8: Llama-2-7B|85% of one GPU's rate per GPU|streams and priorities of edges"
+    "node|60|interleaved|interleaved stages, with 32 connections to each GPU and with CUDA's 8|32: the rate of the pipeline of 8 or better; 8: may hang|whether ctx.cuh must ask for 32"
     "node|60|killed|a rank is killed|all end within 60 s, and say which|the watchdog"
 )
 field() { cut -d'|' -f"$2" <<<"$1"; }
@@ -284,6 +285,13 @@ run_zero() {
 }
 run_tp8() { RANKS=$(ranks 8) training "TP 8" 4 "$whole" --tp 8; }
 run_pp8() { RANKS=$(ranks 8) training "PP 8" 4 "$whole" --pp 8; }
+run_interleaved() {
+    local n status=0
+    for n in 32 8; do
+        CUDA_DEVICE_MAX_CONNECTIONS=$n RANKS="timeout 28 $(ranks 8)" training "PP 8, VPP 2, $n connections" 2 "$whole" --pp 8 --vpp 2 || ((n == 8)) || status=1
+    done
+    return $status
+}
 run_killed() {
     local log=$work/killed run=$work/run-killed began running victim status
     program gpu_tests

@@ -163,6 +163,7 @@ says "says how many it needs" "node needs 8 GPUs, nvidia-smi finds 1"
 program bin/mpirun <<<'while [[ $1 != */gpu_tests ]]; do shift; done; exec "$@"'
 GPUS=8 part "a node" 0 node
 row "ZeRO-1 on 8" "ZeRO-1 on 8: 1000 tok/s"
+row "interleaved stages" "PP 8, VPP 2, 32 connections: 1000 tok/s.*; PP 8, VPP 2, 8 connections: 1000 tok/s"
 row "a rank that is killed" "ended after [01] s with status 137"
 row "without nccl-tests" "skipped: there is no all_reduce_perf"
 
