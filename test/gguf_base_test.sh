@@ -42,6 +42,12 @@ expect "gives the same tokens" cmp text.bin again.bin
 expect "requantized" train --model llama-q8_0.gguf "${lora[@]}" --quantize-base nf4 --out nf4
 says "in NF4" "parameters (frozen, nf4)"
 expect "trained as a whole" train --model llama-q8_0.gguf --train-iters 2 --out whole
+for ratio in 0 0.5; do
+    upcycled=(--num-experts 3 --moe-use-upcycling --moe-upcycling-drop-ratio $ratio --train-iters 1 --lr 1e-20)
+    expect "experts from a file, $ratio new" train --model llama-q8_0.gguf "${upcycled[@]}" --out "experts-$ratio"
+    expect "experts from a directory, $ratio new" train --model llama-q8_0 "${upcycled[@]}" --out "experts-wide-$ratio"
+    expect "experts, $ratio new: the same bits" same_tensors "experts-$ratio" "experts-wide-$ratio"
+done
 MPI="${MPIRUN:-mpirun} -n 2" no "several ranks" "model llama-q8_0.gguf and several ranks.*import --gguf" train --model llama-q8_0.gguf "${lora[@]}" --pp 2 --out x
 no "codes of a model that has none" "quantize-base gguf requires --model with a GGUF file" train --model llama "${lora[@]}" --quantize-base gguf --out x
 no "the same for inference" "quantize-base gguf requires --model with a GGUF file" "$program" eval --text text.txt --model llama --quantize-base gguf

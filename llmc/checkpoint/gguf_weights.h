@@ -93,16 +93,19 @@ public:
         if (found == tensors_.end()) fail("%s has no tensor '%s'", file.path().c_str(), spec.hf[0].name.c_str());
         return found->second;
     }
-    // Fills ours (rows x cols of the row of the table). Padded vocabulary rows become zero.
+    // Fills ours (rows x cols of the row of the table). Padded vocabulary rows become zero. spec.hf may name the file's tensor
+    // several times: copies of a dense MLP below each other, as experts.
     template <class E>
     void read(const TensorSpec& spec, E* ours) const {
         const TensorSpec& all = whole(spec);
         const std::vector<float> numbers = detail::rows_from_gguf(c, architecture, file, all);
         std::fill(ours, ours + spec.size(), E(0));
         const auto cols = (size_t)spec.cols;
+        const int rows = all.rows * (int)(spec.hf.size() / all.hf.size());
         for (const RowBlock& block : spec.blocks)
-            for (int r = 0; r < block.rows && block.whole_row + r < all.rows; r++) {
-                const float* const from = &numbers[(size_t)(block.whole_row + r) * (size_t)all.cols + (size_t)spec.first_col];
+            for (int r = 0; r < block.rows && block.whole_row + r < rows; r++) {
+                const auto row = (size_t)((block.whole_row + r) % all.rows);
+                const float* const from = &numbers[row * (size_t)all.cols + (size_t)spec.first_col];
                 std::copy(from, from + cols, ours + (size_t)(block.row + r) * cols);
             }
     }
