@@ -24,8 +24,8 @@ struct FoundText {
     TextEnd end;
 };
 
-// Generator: as for a Decoder, with room for all beams, and copy(from, to): sequence `to` becomes a copy of `from`. Of the
-// request, only prompt, max_new_tokens, ends and sampling.tokens are used.
+// Generator: as for a Decoder, with room for all beams, and copy(from, to): sequence `to` becomes a copy of `from`. Uses the
+// prompt, max_new_tokens, ends and sampling.tokens of the request.
 template <class Generator>
 class BeamSearch {
 public:
