@@ -43,7 +43,7 @@ expect "requantized" train --model llama-q8_0.gguf "${lora[@]}" --quantize-base 
 says "in NF4" "parameters (frozen, nf4)"
 expect "trained as a whole" train --model llama-q8_0.gguf --train-iters 2 --out whole
 for ratio in 0 0.5; do
-    upcycled=(--num-experts 3 --moe-use-upcycling --moe-upcycling-drop-ratio $ratio --train-iters 1 --lr 1e-20)
+    upcycled=(--num-experts 3 --moe-use-upcycling --moe-upcycling-drop-ratio "$ratio" --train-iters 1 --lr 1e-20)
     expect "experts from a file, $ratio new" train --model llama-q8_0.gguf "${upcycled[@]}" --out "experts-$ratio"
     expect "experts from a directory, $ratio new" train --model llama-q8_0 "${upcycled[@]}" --out "experts-wide-$ratio"
     expect "experts, $ratio new: the same bits" same_tensors "experts-$ratio" "experts-wide-$ratio"
