@@ -331,3 +331,32 @@ completes "files" "text.txt" tokenizer --input te
 completes "further files" "text.txt" tokenizer --input text.txt te
 completes "what inspect takes" "text.txt" inspect te
 completes "help" "generate" help gen
+# The same in zsh, whose own completers are replaced, and in fish.
+zsh_completion=$work/root/usr/share/zsh/site-functions/_train_gpt
+in_zsh() {
+    zsh -fc 'compdef() { :; }; compadd() { shift; local w; for w; do [[ $w != ${words[-1]}* ]] || print -rn -- "$w "; done; }
+        _files() { print -rn -- "files $*"; }; . "$1"; shift; words=(train_gpt "$@"); CURRENT=${#words}; _train_gpt' - "$zsh_completion" "$@"
+}
+in_fish() { fish -N -c '. "$argv[1]"; complete -C "$argv[2]"' "$work/root/usr/share/fish/vendor_completions.d/train_gpt.fish" "$1" | cut -f 1 | sort | xargs; }
+# completed NAME EXPECTED COMMAND...
+completed() {
+    local got
+    got=$("${@:3}")
+    if [[ ${got% } == "$2" ]]; then echo "ok: completion: $1"; else echo "FAILED: completion: $1: '$got'"; fi
+}
+if command -v zsh >/dev/null; then
+    completed "zsh: commands" "train tune tokenizer" in_zsh t
+    completed "zsh: options" "--global-batch-size --global-batch" in_zsh train --glo
+    completed "zsh: options without a command" "--global-batch-size --global-batch" in_zsh --glo
+    completed "zsh: choices" "hybrid" in_zsh train --lr 1 --fp8-format h
+    completed "zsh: directories" "files -/" in_zsh generate --model my
+    completed "zsh: files" "files" in_zsh inspect te
+else echo "ok: skipped: there is no zsh"; fi
+if command -v fish >/dev/null; then
+    completed "fish: commands" "tokenizer train tune" in_fish "train_gpt t"
+    completed "fish: options" "--global-batch --global-batch-size" in_fish "train_gpt train --glo"
+    completed "fish: options without a command" "--global-batch --global-batch-size" in_fish "train_gpt --glo"
+    completed "fish: choices" "hybrid" in_fish "train_gpt train --lr 1 --fp8-format h"
+    completed "fish: directories" "my run/" in_fish "train_gpt generate --model my"
+    completed "fish: files" "text.txt" in_fish "train_gpt inspect te"
+else echo "ok: skipped: there is no fish"; fi

@@ -175,7 +175,7 @@ for command in curate tokenizer prepare train supervise check-node runs tune swe
 # Options of launchers, containers, downloads, the programs in dev/, and aliases of our options (llmc/options/other_names.h).
 foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --keep-caps --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes
  --nodelist --ntasks --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --local-dir --self-test
- --generate --profile --kernel --sizes --learning-rate --batch-size --gradient-accumulation-steps --man --bash
+ --generate --profile --kernel --sizes --learning-rate --batch-size --gradient-accumulation-steps --man --bash --zsh --fish
  --check-transformers --version --units --core --gigabyte --rounds --rates --widths
  --gemms --args --bf16 --fp16 --transformer-impl --use-flash-attn --recompute-activations --save --tokenizer-model --only "
 # lost_links PAGE: its broken links. A heading's anchor is in lower case, with dashes for blanks, without punctuation.

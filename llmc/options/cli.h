@@ -395,12 +395,16 @@ inline const Command& command_named(const std::string& name) {
                advice.empty() ? did_you_mean(word, names).c_str() : ";", advice.empty() ? "help" : advice.c_str());
 }
 
-// `train_gpt help [COMMAND] [--all | --man | --bash]`: help to read, the manual page, or bash's completion. asked: false if the
-// command was missing.
+// `train_gpt help [COMMAND] [--all | --man | --bash | --zsh | --fish]`: help to read, the manual page, or a shell's completion.
+// asked: false if the command was missing.
 inline int help_command(const Strings& words, bool asked) {
     const auto has = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
-    const Strings known = {"--all", "--man", "--bash", "--help", "-h"};
-    std::string text = has("--man") ? manual_page() : has("--bash") ? bash_completion() : help_overview(help_width());
+    const Strings known = {"--all", "--man", "--bash", "--zsh", "--fish", "--help", "-h"};
+    std::string text = has("--man")    ? manual_page()
+                       : has("--bash") ? bash_completion()
+                       : has("--zsh")  ? zsh_completion()
+                       : has("--fish") ? fish_completion()
+                                       : help_overview(help_width());
     for (const std::string& word : words) {
         if (std::find(known.begin(), known.end(), word) != known.end()) continue;
         if (word[0] == '-') fail_usage("'%s' is not an option of help; HINT: train_gpt help COMMAND", word.c_str());

@@ -384,69 +384,147 @@ inline std::string manual_page() {
            "line; nothing was done.\n";
 }
 
-// bash's completion for a row's values: files, directories, or neither.
-inline std::string files_of(const OptionRow& row) {
+// ---- completion of the shells ----
+
+// The values of an option: words, or files (-f), directories (-d), or unknown.
+struct Completion {
+    std::string words, files;
+};
+inline Completion completion_of(const OptionRow& row) {
+    Completion values;
+    const auto add = [&](const std::string& word) { values.words += (values.words.empty() ? "" : " ") + word; };
+    for (const std::string& choice : row.allowed.choices) add(choice);
+    if (row.metavar == "PRESET")
+        for (const Preset& p : presets()) add(p.name);
     const std::string word = row.metavar.substr(0, row.metavar.find(' '));
-    return word == "DIR" || word == "DIR|auto"                                     ? "-d"
-           : word == "FILE" || word == "PREFIX" || word == "PATH" || word == "RUN" ? "-f"
-                                                                                   : "";
+    if (word == "DIR" || word == "DIR|auto") values.files = "-d";
+    if (word == "FILE" || word == "PREFIX" || word == "PATH" || word == "RUN") values.files = "-f";
+    return values;
+}
+// The values of a command's main option, whose name may be left out.
+inline Completion completion_of(const Command& c) {
+    const OptionRow first = options_of(c.name)[0];
+    return first.group == "What" ? completion_of(first) : Completion{};
+}
+inline std::string names_of_commands() {
+    std::string names;
+    for (const Command& c : commands()) names += (names.empty() ? "" : " ") + std::string(c.name);
+    return names;
 }
 
-// bash's completion: the options of each command, and their values where known.
-inline std::string bash_completion() {
-    std::string names, options, values;
+// For bash and zsh, whose arrays and completers differ: sets options, known and files from the words of the command line.
+inline std::string cases_of_completion() {
+    std::string options, values;
     for (const Command& c : commands()) {
-        names += std::string(names.empty() ? "" : " ") + c.name;
         std::string all;
         for (const OptionRow& row : options_of(c.name)) {
             all += (all.empty() ? "--" : " --") + row.name + (row.alias.empty() ? "" : " --" + row.alias);
             if (row.flag) continue;
-            std::string known, pattern = format("\"%s --%s\"", c.name, row.name.c_str());
+            std::string pattern = format("\"%s --%s\"", c.name, row.name.c_str());
             if (!row.alias.empty()) pattern += format(" | \"%s --%s\"", c.name, row.alias.c_str());
-            for (const std::string& choice : row.allowed.choices) known += " " + choice;
-            if (row.metavar == "PRESET")
-                for (const Preset& p : presets()) known += std::string(" ") + p.name;
-            const std::string files = files_of(row);
+            const Completion known = completion_of(row);
             values += "        " + pattern + ") " +
-                      (!known.empty()   ? "words=\"" + known.substr(1) + "\""
-                       : !files.empty() ? "files=" + files
-                                        : ":") +
+                      (!known.words.empty()   ? "known=\"" + known.words + "\" files=\"\""
+                       : !known.files.empty() ? "files=" + known.files
+                                              : ":") +
                       " ;;\n";
         }
-        const OptionRow first = options_of(c.name)[0];  // the name of a command's main option may be left out
-        options += format("        %s) options=\"%s\"%s ;;\n", c.name, all.c_str(),
-                          first.group == "What" ? (" files=" + files_of(first)).c_str() : "");
+        const std::string files = completion_of(c).files;
+        options +=
+            format("        %s) options=\"%s\"%s ;;\n", c.name, all.c_str(), (files.empty() ? "" : " files=" + files).c_str());
     }
-    return "# bash completion of train_gpt; written by `train_gpt help --bash`\n"
-           "_train_gpt() {\n"
-           "    local current=${COMP_WORDS[COMP_CWORD]} command=train option=\"\" options=\"\" words=\"\" files=\"\" i\n"
-           "    if ((COMP_CWORD > 1)) && [[ ${COMP_WORDS[1]} != -* ]]; then command=${COMP_WORDS[1]}; fi\n"
-           "    for ((i = COMP_CWORD - 1; i > 0; i--)); do\n"
-           "        if [[ ${COMP_WORDS[i]} == --* ]]; then option=${COMP_WORDS[i]}; break; fi\n"
-           "    done\n"
-           "    case $command in\n" +
-           options + "        help) words=\"" + names +
+    return "    case $command in\n" + options + "        help) known=\"" + names_of_commands() +
            " presets rules\" ;;\n"
            "    esac\n"
            "    case \"$command $option\" in\n" +
-           values +
-           "    esac\n"
+           values + "    esac\n";
+}
+
+inline std::string bash_completion() {
+    return "# bash completion of train_gpt; written by `train_gpt help --bash`\n"
+           "_train_gpt() {\n"
+           "    local current=${COMP_WORDS[COMP_CWORD]} command=train option=\"\" options=\"\" known=\"\" files=\"\" i\n"
+           "    if ((COMP_CWORD > 1)) && [[ ${COMP_WORDS[1]} != -* ]]; then command=${COMP_WORDS[1]}; fi\n"
+           "    for ((i = COMP_CWORD - 1; i > 0; i--)); do\n"
+           "        if [[ ${COMP_WORDS[i]} == --* ]]; then option=${COMP_WORDS[i]}; break; fi\n"
+           "    done\n" +
+           cases_of_completion() +
            "    if ((COMP_CWORD == 1)) && [[ $current != -* ]]; then\n"
-           "        words=\"" +
-           names +
+           "        known=\"" +
+           names_of_commands() +
            " help version\" files=\"\"\n"
            "    elif [[ $current == -* ]]; then\n"
-           "        words=$options files=\"\"\n"
+           "        known=$options files=\"\"\n"
            "    fi\n"
            "    COMPREPLY=()\n"
            "    if [[ -n $files ]]; then\n"
            "        compopt -o filenames 2>/dev/null\n"
            "        mapfile -t COMPREPLY < <(compgen \"$files\" -- \"$current\")\n"
            "    else\n"
-           "        mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$current\")\n"
+           "        mapfile -t COMPREPLY < <(compgen -W \"$known\" -- \"$current\")\n"
            "    fi\n"
            "}\n"
            "complete -F _train_gpt train_gpt\n";
+}
+
+inline std::string zsh_completion() {
+    return "#compdef train_gpt\n"
+           "# zsh completion of train_gpt; written by `train_gpt help --zsh`\n"
+           "_train_gpt() {\n"
+           "    local current=${words[CURRENT]} command=train option=\"\" options=\"\" known=\"\" files=\"\" i\n"
+           "    if ((CURRENT > 2)) && [[ ${words[2]} != -* ]]; then command=${words[2]}; fi\n"
+           "    for ((i = CURRENT - 1; i > 1; i--)); do\n"
+           "        if [[ ${words[i]} == --* ]]; then option=${words[i]}; break; fi\n"
+           "    done\n" +
+           cases_of_completion() +
+           "    if ((CURRENT == 2)) && [[ $current != -* ]]; then\n"
+           "        known=\"" +
+           names_of_commands() +
+           " help version\" files=\"\"\n"
+           "    elif [[ $current == -* ]]; then\n"
+           "        known=$options files=\"\"\n"
+           "    fi\n"
+           "    case $files in\n"
+           "        -d) _files -/ ;;\n"
+           "        -f) _files ;;\n"
+           "        *) compadd -- ${=known} ;;\n"
+           "    esac\n"
+           "}\n"
+           "# In a folder of fpath it is called, elsewhere it is sourced.\n"
+           "if [[ ${funcstack[1]} == _train_gpt ]]; then _train_gpt \"$@\"; else compdef _train_gpt train_gpt; fi\n";
+}
+
+// fish shows an explanation next to each command and option.
+inline std::string fish_completion() {
+    const auto quoted = [](const std::string& text) {
+        std::string out;
+        for (const char c : text) out += (c == '\'' || c == '\\' ? "\\" : "") + std::string(1, c);
+        return "'" + out + "'";
+    };
+    const std::string start = "complete -c train_gpt ";
+    std::string out = "# fish completion of train_gpt; written by `train_gpt help --fish`\n" + start + "-f\n";
+    for (const Command& c : commands())
+        out += start + "-n __fish_use_subcommand -a " + c.name + " -d " + quoted(c.purpose) + "\n";
+    out += start + "-n __fish_use_subcommand -a 'help version'\n";
+    out += start + "-n '__fish_seen_subcommand_from help' -a " + quoted(names_of_commands() + " presets rules") + "\n";
+    // -F: files; -x: a value, and no files.
+    const auto values_of = [&](const Completion& values) {
+        return !values.words.empty()  ? " -x -a " + quoted(values.words)
+               : values.files == "-d" ? std::string(" -x -a '(__fish_complete_directories)'")
+               : values.files == "-f" ? " -r -F"
+                                      : " -x";
+    };
+    for (const Command& c : commands()) {
+        // Without a command, options are train's.
+        const std::string here = start + "-n '__fish_seen_subcommand_from " + c.name +
+                                 (c.name == std::string("train") ? "; or __fish_use_subcommand'" : "'");
+        if (const std::string files = completion_of(c).files; !files.empty())
+            out += here + (files == "-d" ? " -a '(__fish_complete_directories)'" : " -F") + "\n";
+        for (const OptionRow& row : options_of(c.name))
+            out += here + " -l " + row.name + (row.alias.empty() ? "" : " -l " + row.alias) +
+                   (row.flag ? "" : values_of(completion_of(row))) + " -d " + quoted(row.help) + "\n";
+    }
+    return out;
 }
 
 }  // namespace cli
