@@ -15,10 +15,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 backend=${BACKEND:-cuda} out=${OUT:-build/gpu-pack} march=${MARCH:-x86-64-v3}
+[[ $(uname -m) == x86_64 || -n ${MARCH:-} ]] || march=native
 export STEPS=${STEPS:-60} MPI=${MPI:-0} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 most_mib=50
 declare -A newest=([GLIBC]=2.34 [GLIBCXX]=3.4.30)
-libraries="libcublasLt.so.13 libcublasLt.so.12 libgomp.so.1 libstdc++.so.6 libgcc_s.so.1 libm.so.6 libc.so.6 libpthread.so.0 libdl.so.2 librt.so.1 ld-linux-x86-64.so.2"
+libraries="libcublasLt.so.13 libcublasLt.so.12 libgomp.so.1 libstdc++.so.6 libgcc_s.so.1 libm.so.6 libc.so.6 libpthread.so.0 libdl.so.2 librt.so.1 ld-linux-x86-64.so.2 ld-linux-aarch64.so.1"
 [[ $MPI != 1 ]] || libraries+=" libmpi.so.40 libmpi.so.12 libnccl.so.2"
 die() { echo "error: $*" >&2; exit 1; }
 

@@ -19,7 +19,7 @@ for word in $(mpicxx --showme:compile 2>/dev/null || mpicxx -compile-info 2>/dev
     [[ $word != -I* ]] || mpi+=(-isystem "${word#-I}")
 done
 [[ ${#mpi[@]} -gt 0 ]] || mpi=(-DHAVE_MPI=0)
-language=(-std=c++17 -fopenmp -march=native -I. "${mpi[@]}")
+language=(-std=c++17 -fopenmp "$(make -s BACKEND=cpu print-for_cpu)" -I. "${mpi[@]}")
 
 lint_format() {
     # test/emu/foreign has other programs' declarations, in their layout.

@@ -9,12 +9,12 @@ set -u
 source=$(realpath "$(dirname "$0")/../../..")
 here=$source/test/emu/foreign
 out=$source/build/foreign
-CXX=${CXX:-g++}
+CXX=${CXX:-g++} cpu=$(make -s -C "$source" print-for_cpu)
 mkdir -p "$out"
 failed=0 run=$out/run
 
 compile() { # FLAGS... SOURCE -o PROGRAM
-    "$CXX" -std=c++17 -O1 -g1 -march=native -w -Wno-narrowing -fopenmp -DBACKEND_EMU -I"$here/include" -I"$source/test/emu" \
+    "$CXX" -std=c++17 -O1 -g1 "$cpu" -w -Wno-narrowing -fopenmp -DBACKEND_EMU -I"$here/include" -I"$source/test/emu" \
         -include adapter.h -I"$out" -x c++ "$@"
 }
 build() { # PROGRAM FLAGS... SOURCE
@@ -88,7 +88,7 @@ llm_c() { # CHECKOUT
 llm_c_trainer() { # CHECKOUT
     local checkout=$1 file precision
     mkdir -p "$run/dev/data/tinyshakespeare"
-    if ! { "${CC:-cc}" -O2 -march=native -fopenmp -w -I"$checkout" "$here/llmc_reference.c" -o "$out/llmc_reference" -lm &&
+    if ! { "${CC:-cc}" -O2 "$cpu" -fopenmp -w -I"$checkout" "$here/llmc_reference.c" -o "$out/llmc_reference" -lm &&
         (cd "$run" && "$out/llmc_reference" >losses.txt); } 2>"$out/log"; then
         echo "train_gpt2.c: does not build or run" && failed=1
         return
@@ -175,7 +175,7 @@ cute() { # CHECKOUT
     [[ -f $cuda/include/cuda_fp8.h ]] || { echo "CuTe: left out: no CUDA toolkit in $cuda (CUDA_HOME)" && return; }
     if "$CXX" -std=c++17 -w -D__CUDACC_VER_MAJOR__=12 -I"$1/include" -I"$cuda/include" -I"$cuda/include/cccl" \
         "$here/cute_facts.cpp" -o "$out/cute_facts" 2>"$out/log" &&
-        "$CXX" -std=c++17 -w -march=native -fopenmp -DBACKEND_EMU -I"$source/test/emu" -x c++ "$here/our_facts.cu" \
+        "$CXX" -std=c++17 -w "$cpu" -fopenmp -DBACKEND_EMU -I"$source/test/emu" -x c++ "$here/our_facts.cu" \
             -o "$out/our_facts" -rdynamic -ldl 2>"$out/log"; then
         report "CuTe" "" same_facts
     else echo "CuTe: does not build: $(grep -m1 error "$out/log")" && failed=1
