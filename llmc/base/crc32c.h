@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#if defined(__ARM_FEATURE_CRC32)
+#include <arm_acle.h>
+#endif
 
 // Continues `crc`, the checksum of the bytes before; 0 to start.
 inline uint32_t crc32c_by_table(const void* data, size_t bytes, uint32_t crc = 0) {
@@ -25,19 +28,30 @@ inline uint32_t crc32c_by_table(const void* data, size_t bytes, uint32_t crc = 0
     return ~crc;
 }
 
-inline uint32_t crc32c(const void* data, size_t bytes, uint32_t crc = 0) {
+// The next 8 bytes, or one, by an instruction.
 #if defined(__SSE4_2__) && defined(__x86_64__)
+inline uint64_t crc32c_next(uint64_t c, uint64_t word) { return __builtin_ia32_crc32di(c, word); }
+inline uint64_t crc32c_next(uint64_t c, unsigned char byte) { return __builtin_ia32_crc32qi((uint32_t)c, byte); }
+#elif defined(__ARM_FEATURE_CRC32)
+inline uint64_t crc32c_next(uint64_t c, uint64_t word) { return __crc32cd((uint32_t)c, word); }
+inline uint64_t crc32c_next(uint64_t c, unsigned char byte) { return __crc32cb((uint32_t)c, byte); }
+#else
+#define CRC32C_BY_TABLE
+#endif
+
+inline uint32_t crc32c(const void* data, size_t bytes, uint32_t crc = 0) {
+#if defined(CRC32C_BY_TABLE)
+    return crc32c_by_table(data, bytes, crc);
+#else
     const char* p = (const char*)data;
     uint64_t c = ~crc;
     for (; bytes >= 8; p += 8, bytes -= 8) {
         uint64_t word;
         memcpy(&word, p, 8);
-        c = __builtin_ia32_crc32di(c, word);
+        c = crc32c_next(c, word);
     }
-    for (; bytes > 0; p++, bytes--) c = __builtin_ia32_crc32qi((uint32_t)c, (unsigned char)*p);
+    for (; bytes > 0; p++, bytes--) c = crc32c_next(c, (unsigned char)*p);
     return ~(uint32_t)c;
-#else
-    return crc32c_by_table(data, bytes, crc);
 #endif
 }
 
