@@ -198,10 +198,15 @@ TEST_F(UnitChoice, WhatTellsCpusApart) {
     std::ofstream(path)
         << "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) "
            "Xeon(R)\nstepping\t: 8\nmicrocode\t: 0x2b000\ncpu MHz\t\t: 2000.0\n\nprocessor\t: 1\nmodel\t\t: 1\n";
+    EXPECT_EQ(cpu::processor_name(path.c_str()), "Intel(R) Xeon(R)");
     EXPECT_EQ(cpu::detail::cpu_model(path.c_str()), "cpu family 6, model 143, Intel(R) Xeon(R), stepping 8, microcode 0x2b000");
     std::ofstream(path) << "processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n";
     EXPECT_EQ(cpu::detail::cpu_model(path.c_str()), "CPU implementer 0x41, CPU part 0xd40");
     EXPECT_EQ(cpu::detail::cpu_model("/nowhere"), "unknown");
+    EXPECT_EQ(cpu::processor_name(path.c_str()), "Arm Neoverse V1");
+    std::ofstream(path) << "processor\t: 0\nCPU implementer\t: 0x61\nCPU part\t: 0x022\n\nModel\t\t: Raspberry\n";
+    EXPECT_EQ(cpu::processor_name(path.c_str()), "Raspberry");
+    EXPECT_EQ(cpu::processor_name("/nowhere"), "CPU");
 }
 
 }  // namespace test_unit_choice

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -44,13 +43,7 @@ inline Peak peak_of(const cpu::Ctx& ctx) {
     return {rates.best(), 0, format("%s registers, measured", rates.best_name())};
 }
 inline size_t memory_of_device(const cpu::Ctx&) { return cpu::available_memory(); }
-inline std::string processor_of(const cpu::Ctx&) {
-    std::ifstream in("/proc/cpuinfo");
-    for (std::string line; std::getline(in, line);)
-        if (line.rfind("model name", 0) == 0 || line.rfind("Model", 0) == 0 || line.rfind("cpu\t", 0) == 0)
-            if (const size_t colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
-    return "CPU";
-}
+inline std::string processor_of(const cpu::Ctx&) { return cpu::processor_name(); }
 inline void plan_for(cpu::Ctx&, const TrainOptions&) {}
 inline std::string slow_attention_note(const cpu::Ctx&, const ModelConfig&) { return ""; }
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
