@@ -24,6 +24,7 @@
 #endif
 #include "llmc/parallel/memory_of_node.h"
 #include "llmc/parallel/node_text.h"
+#include "llmc/parallel/partners.h"
 #include "llmc/parallel/pipeline_schedule.h"
 #include "llmc/parallel/ranks.h"
 #include "llmc/parallel/world.h"
@@ -143,6 +144,35 @@ static void check_world(Test& t) {
     int lower = 0;
     for (int r = 0; r < rank; r++) lower += w.is_here(r);
     t.report("local rank and hosts", w.local_rank() == lower && (int)w.hosts().size() == size && !w.host().empty());
+}
+
+// Each rank sends to the next one while all use the World, too; the last rank starts late, and the others notice.
+static void check_partners(Test& t) {
+    World& w = t.world;
+    const int rank = w.rank(), size = w.size(), next = (rank + 1) % size, before = (rank + size - 1) % size;
+    const auto bytes_of = [](int r) { return ((size_t)20 << 20) * (size_t)(r % 3) + (size_t)r + 1; };
+    const auto byte_of = [](int r, size_t i) { return (char)value(r, i, 3); };
+    std::vector<char> mine(bytes_of(rank)), theirs(bytes_of(before));
+    for (size_t i = 0; i < mine.size(); i++) mine[i] = byte_of(rank, i);
+    PartnerTransfer transfer(w);
+    bool ok = true, done = false, stalled = false;
+    for (int repetition = 0; repetition < 2; repetition++) {
+        const bool late = rank == size - 1 && size > 1 && repetition == 1;
+        if (!late) transfer.start({next, mine.data(), mine.size()}, {{before, theirs.data(), theirs.size()}});
+        for (done = false; !late && transfer.stalled() < 0.05 && !done;) done = transfer.poll(0.01);
+        stalled = transfer.stalled() >= 0.05;
+        w.barrier();
+        if (late) transfer.start({next, mine.data(), mine.size()}, {{before, theirs.data(), theirs.size()}});
+        for (bool all = false; !all;) {
+            done = done || transfer.poll(0.001);
+            all = true;
+            for (const std::string& other : w.all_gather(done ? "1" : "")) all &= !other.empty();
+        }
+        for (size_t i = 0; i < theirs.size(); i++) ok &= theirs[i] == byte_of(before, i);
+        std::fill(theirs.begin(), theirs.end(), 0);
+    }
+    t.report("bytes for partners", ok);
+    t.report("a partner that does not come is noticed", stalled || before != size - 1 || size == 1);
 }
 
 // ---- collectives -----------------------------------------------------------------------------------------------------------
@@ -821,7 +851,7 @@ static int run(int argc, char** argv) {
         be::Ctx ctx(1);
         Test t{world, ctx};
         try {
-            if (what == "world" || what == "all") check_world(t), memory_is_shared(t);
+            if (what == "world" || what == "all") check_world(t), check_partners(t), memory_is_shared(t);
             if (what == "all") check_comm(t);
             else if (what == "waiting") check_waiting(t);
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)

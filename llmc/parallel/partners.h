@@ -41,13 +41,13 @@ public:
     // Continues; returns true when everything was sent and received. Polls for `seconds` at most.
     bool poll(double seconds) {
         const double begin = monotonic_seconds();
-        // A long step in between is not the network's delay.
-        waited_ = waited_ + std::min(begin - polled_, 1.0);
         bool done;
         do {
+            const double now = monotonic_seconds();
+            waited_ = waited_ + std::min(now - polled_, 1.0);  // a long step in between is not the network's delay
+            polled_ = now;
             done = true;
             for (Stream& s : streams_) done &= advance(s);
-            polled_ = monotonic_seconds();
         } while (!done && polled_ - begin < seconds);
         return done;
     }
