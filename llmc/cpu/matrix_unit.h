@@ -1,6 +1,6 @@
 // Matrix products with fp32 sums (micro-kernels), on the fastest instructions of this CPU, detected at run time: for bf16, AMX
-// tiles or AVX-512's bf16 dot product; for fp32 (bf16 is widened when packed), multiply-adds of AVX-512, AVX2, or the target of
-// the compilation, such as NEON.
+// tiles, AVX-512's dot product or ARM's small matrix product; for fp32 (bf16 is widened when packed), multiply-adds of AVX-512,
+// AVX2, or the target of the compilation, such as NEON.
 //   c (M, N) = a (M, K) b (K, N), or c += a b;   M and N multiples of 16, K of 64 bytes: 32 in bf16, 16 in fp32
 //   left     a, row-major, rows lda elements apart
 //   right    b packed in the layout of all units: blocks of 16 columns one after another; within a block, row by row, the 16
@@ -11,7 +11,7 @@
 // cycles; of fp32 in three bf16 parts, 14 for 24. AVX-512: 8 rows and 32 columns of c stay in registers (AVX2: 6 and 16); a
 // word of a is broadcast and multiplied with a row of words of b. Sums have a fixed order: the same bits for any number of
 // threads, but different bits on another unit. (Intel, Architecture Instruction Set Extensions Programming Reference, chapter
-// 3: AMX; section 2.1: AVX512_BF16.)
+// 3: AMX; section 2.1: AVX512_BF16. Arm, Architecture Reference Manual for A-profile, section C7.2: BFMMLA.)
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -38,6 +38,12 @@
 #include <unistd.h>
 #else
 #define X86_UNITS 0
+#endif
+#if defined(__aarch64__) && defined(__linux__)
+#define ARM_UNITS 1
+#include <sys/auxv.h>
+#else
+#define ARM_UNITS 0
 #endif
 
 // Unrolls a loop over an array of registers early, before the compiler decides to keep the array in memory.
@@ -379,7 +385,6 @@ inline void join_plain(bf16* to, size_t block, const bf16* rows, size_t stride, 
 inline void join_plain(float* to, size_t block, const float* rows, size_t, int columns) {
     for (int c = 0; c < columns; c += 16, to += block) memcpy(to, rows + c, 64);
 }
-#undef SHUFFLE
 template <class X>
 void transpose_plain(X* to, size_t to_stride, const X* rows, size_t stride, int columns) {
     for (size_t c = 0; c < (size_t)columns; c++)
@@ -587,7 +592,83 @@ FOR_AVX512 inline void transpose_vectors(X* to, size_t to_stride, const X* rows,
 }
 template <class E>
 constexpr Layouts<E> vector_layouts = {transpose_vectors<E>, transpose_vectors<uint32_t>, join_vectors};
+#endif
 
+// ---- NEON with bf16 ---------------------------------------------------------------------------------------------------------
+#if ARM_UNITS
+typedef float four_floats __attribute__((vector_size(16)));
+typedef uint32_t four_words __attribute__((vector_size(16)));
+typedef uint64_t two_rows __attribute__((vector_size(16)));
+
+// c (2, 2) + a (2, 4) b (4, 2): c and a row by row, b column by column. In assembler, as for intrinsics the whole program
+// would have to be compiled for CPUs that have the instruction.
+inline four_floats multiply_add(four_floats c, four_words a, four_words b) {
+    asm(".arch_extension bf16\n\tbfmmla %0.4s, %1.8h, %2.8h" : "+w"(c) : "w"(a), "w"(b));
+    return c;
+}
+
+// c (4, 16). Two rows of b's words, interleaved, have the columns as the instruction needs them.
+inline void mmla_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int K, bool add, OverlappedWork* overlapped) {
+    four_floats sum[2][8] = {};                                                     // for each two rows and each two columns
+    const auto add_words = [&](int k, auto words) __attribute__((always_inline)) {  // for two words of k or, at the end, one
+        four_words left[2], right[8];
+        UNROLLED
+        for (int p = 0; p < 2; p++) {
+            uint64_t rows[2] = {};
+            for (int i = 0; i < 2; i++) memcpy(&rows[i], a + (size_t)(2 * p + i) * lda + k, 4 * words);
+            left[p] = (four_words)two_rows{rows[0], rows[1]};
+        }
+        UNROLLED
+        for (int q = 0; q < 4; q++) {
+            four_words first, second = {};
+            memcpy(&first, b + (size_t)k * 16 + 8 * q, sizeof first);
+            if constexpr (words == 2) memcpy(&second, b + (size_t)(k + 2) * 16 + 8 * q, sizeof second);
+            right[2 * q] = SHUFFLE(four_words, first, second, 0, 4, 1, 5);
+            right[2 * q + 1] = SHUFFLE(four_words, first, second, 2, 6, 3, 7);
+        }
+        UNROLLED
+        for (int q = 0; q < 8; q++) {
+            UNROLLED
+            for (int p = 0; p < 2; p++) sum[p][q] = multiply_add(sum[p][q], left[p], right[q]);
+        }
+    };
+    for (int k = 0, end; k < K;) {
+        end = next_step(k, k_step<bf16>, K, overlapped);
+        for (; k + 4 <= end; k += 4) add_words(k, std::integral_constant<int, 2>());
+        if (k < end) add_words(k, std::integral_constant<int, 1>());
+        k = end;
+    }
+    UNROLLED
+    for (int p = 0; p < 2; p++) {
+        UNROLLED
+        for (int q = 0; q < 4; q++) {
+            const four_floats x = sum[p][2 * q], y = sum[p][2 * q + 1];
+            const four_floats rows[2] = {SHUFFLE(four_words, x, y, 0, 1, 4, 5), SHUFFLE(four_words, x, y, 2, 3, 6, 7)};
+            UNROLLED
+            for (int i = 0; i < 2; i++) {
+                float* const at = c + (size_t)(2 * p + i) * ldc + 4 * q;
+                four_floats before = {};
+                if (add) memcpy(&before, at, sizeof before);
+                before += rows[i];
+                memcpy(at, &before, sizeof before);
+            }
+        }
+    }
+}
+inline void mmla_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K, bool add,
+                         Streamed, OverlappedWork* overlapped) {
+    for (int n = 0; n < N; n += 16)
+        for (int m = 0; m < M; m += 4)
+            mmla_block(c + (size_t)m * ldc + n, ldc, a + (size_t)m * lda, lda, b + (size_t)n * b_rows, K, add, overlapped);
+}
+inline bool has_mmla() {
+    constexpr unsigned long bf16_instructions = 1ul << 14;  // HWCAP2_BF16
+    return getauxval(AT_HWCAP2) & bf16_instructions;
+}
+#endif
+#undef SHUFFLE
+
+#if X86_UNITS
 // ---- detection --------------------------------------------------------------------------------------------------------------
 inline bool has_avx512_bf16() {
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -667,6 +748,16 @@ inline const MatrixUnit<bf16>* avx512_bf16() { return nullptr; }
 inline const MatrixUnit<float>* avx512() { return nullptr; }
 inline const MatrixUnit<float>* avx2() { return nullptr; }
 #endif
+#if ARM_UNITS
+inline const MatrixUnit<bf16>* neon_bf16() {
+    static const bool there = detail::has_mmla();
+    static const MatrixUnit<bf16> unit = {
+        "NEON-BF16", false, 4, 16, [] {}, [] {}, detail::mmla_product, detail::plain_layouts<bf16>};
+    return there ? &unit : nullptr;
+}
+#else
+inline const MatrixUnit<bf16>* neon_bf16() { return nullptr; }
+#endif
 
 // A unit for either type. Operands of another storage type are converted when packed (packing.h).
 using AnyUnit = std::variant<const MatrixUnit<bf16>*, const MatrixUnit<float>*>;
@@ -686,7 +777,10 @@ std::vector<AnyUnit> matrix_units(Products kind) {
         if (unit) units.push_back(unit);
     };
     if (in_bf16 || kind == Products::layers) add(amx());
-    if (in_bf16) add(avx512_bf16());
+    if (in_bf16) {
+        add(avx512_bf16());
+        add(neon_bf16());
+    }
     add(avx512());
     add(avx2());
     add(portable());

@@ -108,6 +108,20 @@ inline float tile_rounds(long rounds) {
 }
 #endif
 
+#if ARM_UNITS
+constexpr double mmla_flops = 12 * 2 * 2 * 4 * 2;  // BFMMLA: (2, 4) by (4, 2)
+inline float mmla_rounds(long rounds) {
+    const four_words x = four_words{} + 0x3a833a83u;  // about 0.001, twice
+    four_floats sum[12];
+    for (int k = 0; k < 12; k++) sum[k] = four_floats{} + (float)k;
+    for (long i = 0; i < rounds; i++) {
+        for (four_floats& s : sum) s = multiply_add(s, x, x);
+    }
+    for (int k = 1; k < 12; k++) sum[0] += sum[k];
+    return sum[0][0];
+}
+#endif
+
 }  // namespace detail
 
 // Measures about `seconds` per type of number, on this many threads; if TRAIN_GPT_MATRIX_UNIT names a unit, only its
@@ -128,6 +142,12 @@ inline RegisterRates measure_registers([[maybe_unused]] int threads, [[maybe_unu
     else
 #endif
         rates.fp32 = detail::register_rate(threads, seconds, detail::fma_rounds<4>, detail::fma_flops<4>);
+#endif
+#if ARM_UNITS && CPU_FAST_PATHS
+    if (may_use(neon_bf16())) {
+        rates.bf16 = detail::register_rate(threads, seconds, detail::mmla_rounds, detail::mmla_flops);
+        rates.bf16_name = "NEON bf16";
+    }
 #endif
 #if CPU_BF16_RATES
     if (may_use(amx())) {

@@ -73,7 +73,7 @@ inline Allowed one_of(Strings choices) {
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")            \
     X(bool, plain, "", false, anything(), "Run", "slow reference loops instead of the fast code") \
     X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                      \
-      "instructions for matrix products on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
+      "instructions for matrix products on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, NEON-BF16, portable; default: the fastest")
 
 // Options of the commands that divide a model over ranks.
 #define PARALLEL_OPTIONS(X)                                                                                              \
