@@ -3,6 +3,8 @@
 //   nf4    blocks of 64: one of 16 levels, the quantiles of a normal distribution, times the block's largest magnitude in fp32
 //          (QLoRA; Dettmers et al., 2023, arXiv 2305.14314); 4.5 bits per weight. Levels, decisions and order of the codes are
 //          as in bitsandbytes: the first of two neighbors is in the upper half of a byte. The scales follow all codes
+//   nf4-double   nf4 with its scales in 8 bits (double quantization, section 3 of the paper); 4.13 bits per weight: see
+//          DoubleScales
 //   others blocks as in GGUF files (model/gguf.h), which contain their scales; decode_eight() has the formulas
 // The decoded number is computed in fp32 and rounded once. model/quantize.h encodes.
 #pragma once
@@ -19,7 +21,7 @@
 #include "base/types.h"
 
 // none: floatX; gguf: each matrix as in the GGUF file that it is read from.
-enum class WeightFormat { none, nf4, q4_k, q5_k, q6_k, q8_0, q4_0, q4_1, q5_0, q5_1, gguf };
+enum class WeightFormat { none, nf4, nf4_double, q4_k, q5_k, q6_k, q8_0, q4_0, q4_1, q5_0, q5_1, gguf };
 struct WeightFormatRow {
     WeightFormat value;
     const char* word;  // of --quantize-base, if it can be encoded
@@ -27,13 +29,18 @@ struct WeightFormatRow {
     size_t block;                    // numbers with a common scale
     size_t code_bytes, scale_bytes;  // of a block; 0: the scale is among the codes
 };
-inline constexpr WeightFormatRow weight_formats[] = {
-    {WeightFormat::none, "none", true, 1, 0, 0},     {WeightFormat::nf4, "nf4", true, 64, 32, 4},
-    {WeightFormat::q4_k, "q4_k", true, 256, 144, 0}, {WeightFormat::q5_k, "q5_k", true, 256, 176, 0},
-    {WeightFormat::q6_k, "q6_k", true, 256, 210, 0}, {WeightFormat::q8_0, "q8_0", true, 32, 34, 0},
-    {WeightFormat::q4_0, "q4_0", false, 32, 18, 0},  {WeightFormat::q4_1, "q4_1", false, 32, 20, 0},
-    {WeightFormat::q5_0, "q5_0", false, 32, 22, 0},  {WeightFormat::q5_1, "q5_1", false, 32, 24, 0},
-    {WeightFormat::gguf, "gguf", false, 1, 0, 0}};
+inline constexpr WeightFormatRow weight_formats[] = {{WeightFormat::none, "none", true, 1, 0, 0},
+                                                     {WeightFormat::nf4, "nf4", true, 64, 32, 4},
+                                                     {WeightFormat::nf4_double, "nf4-double", true, 64, 32, 1},
+                                                     {WeightFormat::q4_k, "q4_k", true, 256, 144, 0},
+                                                     {WeightFormat::q5_k, "q5_k", true, 256, 176, 0},
+                                                     {WeightFormat::q6_k, "q6_k", true, 256, 210, 0},
+                                                     {WeightFormat::q8_0, "q8_0", true, 32, 34, 0},
+                                                     {WeightFormat::q4_0, "q4_0", false, 32, 18, 0},
+                                                     {WeightFormat::q4_1, "q4_1", false, 32, 20, 0},
+                                                     {WeightFormat::q5_0, "q5_0", false, 32, 22, 0},
+                                                     {WeightFormat::q5_1, "q5_1", false, 32, 24, 0},
+                                                     {WeightFormat::gguf, "gguf", false, 1, 0, 0}};
 static_assert(is_table_of<WeightFormat>(weight_formats));
 constexpr const WeightFormatRow& weight_format_row(WeightFormat format) { return row_of(weight_formats, format); }
 template <WeightFormat format>
@@ -59,7 +66,8 @@ void visit_gguf_format(WeightFormat format, Visit visit) {
     switch (format) {
         case F::none:
         case F::gguf:
-        case F::nf4: return;
+        case F::nf4:
+        case F::nf4_double: return;
         case F::q4_k: return visit(std::integral_constant<F, F::q4_k>());
         case F::q5_k: return visit(std::integral_constant<F, F::q5_k>());
         case F::q6_k: return visit(std::integral_constant<F, F::q6_k>());
@@ -70,6 +78,25 @@ void visit_gguf_format(WeightFormat format, Visit visit) {
         case F::q5_1: return visit(std::integral_constant<F, F::q5_1>());
     }
 }
+
+// The scales of a whole matrix in nf4-double, as in bitsandbytes: a byte for each, which is a dynamic_level; a factor in fp32
+// for each group of 256; and the mean of all. A scale is mean + factor level.
+struct DoubleScales {
+    static constexpr size_t group = 256;
+    const uint8_t* codes;
+    size_t n;  // scales
+
+    static size_t bytes(size_t n) { return (size_t)factors_at(n) + (ceil_div(n, group) + 1) * sizeof(float); }
+    HD static constexpr size_t factors_at(size_t n) { return (n + 3) / 4 * 4; }
+    // And, last, the mean.
+    HD const float* factors() const { return (const float*)(codes + factors_at(n)); }
+    // The product is rounded before it is added; in double it is exact, so that no compiler fuses the two.
+    HD float scale(size_t i, float level) const {
+        return (float)((double)level * (double)factors()[i / group]) + factors()[(n + group - 1) / group];
+    }
+};
+// Formats whose blocks depend on all numbers of a matrix, so that a part of it has other codes.
+constexpr bool codes_whole_matrices(WeightFormat format) { return format == WeightFormat::nf4_double; }
 
 // n numbers: the codes of all blocks, then their scales.
 struct QuantizedWeights {
@@ -83,7 +110,10 @@ struct QuantizedWeights {
     }
     static size_t bytes(WeightFormat format, size_t n) {
         const WeightFormatRow& row = weight_format_row(format);
-        return code_bytes(format, n) + round_up(n / row.block * row.scale_bytes, (size_t)64);
+        const size_t blocks = n / row.block;
+        return code_bytes(format, n) +
+               round_up(format == WeightFormat::nf4_double ? DoubleScales::bytes(blocks) : blocks * row.scale_bytes,
+                        (size_t)64);
     }
     const uint8_t* scales(size_t n) const { return codes + code_bytes(format, n); }
 };
@@ -106,6 +136,22 @@ HD constexpr float nf4_level(int code) {
                                 0.7229568362236023f,
                                 1.0f};
     return levels[code];
+}
+// bitsandbytes' dynamic 8-bit numbers (Dettmers, 2015, arXiv 1511.04561), from -0.993 to 1 in increasing order: 127 and 255 are
+// 0 and 1. The others are 127 + m and 127 - m, positive and negative, of m = 2^i + k, k < 2^i: 10^(i - 6) times the middle of
+// part k of 2^i equal parts of [0.1, 1], whose bounds have the roundings of torch.linspace.
+HD constexpr float dynamic_level(int code) {
+    if (code == 127 || code == 255) return code == 255 ? 1.0f : 0.0f;
+    constexpr float powers[] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+    const int m = code > 127 ? code - 127 : 127 - code;
+    int i = 0;
+    while (m >> (i + 1)) i++;
+    const int n = 1 << i, k = m - n;
+    const double step = (1.0f - 0.1f) / (float)n;
+    float bounds[2] = {};
+    for (int j = 0; j < 2; j++) bounds[j] = (float)(2 * (k + j) < n ? (double)0.1f + step * (k + j) : 1.0 - step * (n - k - j));
+    const float level = powers[i] * ((bounds[0] + bounds[1]) / 2);
+    return code > 127 ? level : -level;
 }
 HD inline float scale_at(const uint8_t* bytes) { return half_to_float((uint16_t)(bytes[0] | bytes[1] << 8)); }
 

@@ -199,9 +199,9 @@ done
 # shellcheck disable=SC2086
 expect "a model of multiples of 256" train ${family[llama]} --num-layers 2 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 4 --tokenizer tok --train-iters 4 --lr 1e-3 --seq-length 32 --out wide
 expect "adapters on it in bf16" train --model wide --lora-rank 4 --train-iters 12 --lr 1e-2 --seq-length 32 --out wide-none
-for format in nf4 q8_0 q4_k q6_k; do
+for format in nf4 nf4-double q8_0 q4_k q6_k; do
     model=fp8
-    [[ $format == q?_k ]] && model=wide
+    [[ $format == @(nf4-double|q?_k) ]] && model=wide
     coded=(train --model "$model" --lora-rank 4 --train-iters 12 --lr 1e-2 --seq-length 32 --quantize-base "$format")
     expect "$format" "${coded[@]}" --save-every 4 --keep 0 --out "$format"
     says "$format: the plan has its memory" "parameters (frozen, $format)"
@@ -237,6 +237,7 @@ import json; p = '$format-plain/base.json'; j = json.load(open(p)); assert j.pop
     done
 done
 expect "virtual tokens on a quantized base" train --model fp8 --prompt-tokens 4 --train-iters 2 --seq-length 28 --quantize-base nf4 --out nf4-prompt
+MPI="${MPIRUN:-mpirun} -n 2" no "matrices that ranks would split" "nf4-double requires whole matrices.*2 tensor-parallel ranks.*HINT: --quantize-base nf4" train --model wide --lora-rank 4 --train-iters 2 --seq-length 32 --quantize-base nf4-double --tp 2 --out x
 MPI="${MPIRUN:-mpirun} -n 2" no "blocks that ranks would split" "whole blocks of 64.*2 tensor-parallel ranks" train --model fp8 --lora-rank 4 --train-iters 2 --seq-length 32 --quantize-base nf4 --tp 2 --out x
 no "a width without whole blocks" "whole blocks of 64.*width: 32" train --model llama --lora-rank 4 --train-iters 2 --quantize-base nf4 --out x
 no "a quantized model whose weights are trained" "quantize-base nf4 requires a frozen model; HINT: --lora-rank 16" train --model fp8 --train-iters 2 --seq-length 32 --quantize-base nf4 --out x

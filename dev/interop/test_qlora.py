@@ -2,7 +2,7 @@
 
   1  export --merge of adapters that add nothing has the weights that bitsandbytes decodes, bit by bit
   2  the losses of 20 steps from the same adapters
-  3  after them, PEFT gives our logits on the quantized model
+  3  after them, PEFT gives our logits on the quantized model, as of 1 and 2 with and without double quantization
   4  folders that transformers saves in 4 bits (NF4 and FP4, plain and nested, each dtype, tied and untied heads): its logits,
      generate, eval, and adapters' losses, which for plain NF4 are those of quantizing the original model
 
@@ -21,7 +21,7 @@ os.environ |= {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
 
 import numpy as np
 import torch
-from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+from bitsandbytes.functional import dequantize_4bit, quantize_4bit, quantize_blockwise
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GPT2Config, LlamaConfig
@@ -41,55 +41,70 @@ FAMILIES = {
 run = runner(BUILD / "train_gpt", WORK)
 
 
-def quantized(family):
+def decoded(w, double):
+    codes, state = quantize_4bit(w, blocksize=64, quant_type="nf4", compress_statistics=double)
+    if double:  # PyTorch's sum in fp32 may differ from ours in double
+        scales = quantize_4bit(w, blocksize=64, quant_type="nf4")[1].absmax
+        mean = scales.double().mean().float()
+        assert abs(state.offset - mean) < 1e-6 * mean, f"{state.offset} {mean}"
+        state.offset = mean
+        state.absmax, state.state2 = quantize_blockwise(scales - mean, blocksize=256)
+    return dequantize_4bit(codes, state)
+
+
+def quantized(family, double):
     """In training mode: in the other one bitsandbytes computes in bf16 on CPUs, with scales in bf16."""
-    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32,
+                             bnb_4bit_use_double_quant=double)
     return AutoModelForCausalLM.from_pretrained(WORK / family, quantization_config=nf4, dtype=torch.float32, attn_implementation="eager",
                                                 device_map="cpu")
 
 
-def train(family, steps, rate, length, out):
-    run("train", "--model", WORK / family, "--lora-rank", 4, "--quantize-base", "nf4", "--data-path", "same", "--split", "1, 0, 0",
+def train(family, steps, rate, length, out, double=False):
+    run("train", "--model", WORK / family, "--lora-rank", 4, "--quantize-base", "nf4-double" if double else "nf4", "--data-path", "same", "--split", "1, 0, 0",
         "--seq-length", length, "--micro-batch-size", 2, "--train-iters", steps, "--lr", rate, "--lr-decay-style", "constant",
         "--lr-warmup-iters", 0, "--weight-decay", 0, "--clip-grad", 0, "--eval-iters", 0, "--out", out)
     log = [json.loads(line) for line in (WORK / out / "log.jsonl").read_text().splitlines()]
     return [row["loss"] for row in log if row["kind"] == "step"]
 
 
-def test_family(family, sample):
+def save_family(family):
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(FAMILIES[family])
     for name, p in model.named_parameters():
         p.data = 0.2 * torch.randn_like(p) + (1.0 if p.dim() == 1 and name.endswith("weight") else 0.0)
     model.tie_weights()
     model.save_pretrained(WORK / family)
-    first = WORK / f"{family}-first"
-    train(family, 1, 1e-20, len(sample), first)
+
+
+def test_family(family, sample, double):
+    name = family + ("-double" if double else "")
+    first = WORK / f"{name}-first"
+    train(family, 1, 1e-20, len(sample), first, double)
     # The adapters before the first step: B is zero.
     adapters = first / "latest/adapter_model.safetensors"
     start = {name: t * (".lora_A." in name) for name, t in load_file(adapters).items()}
-    with case(f"{family}: merged without an effect, bitsandbytes' weights"):
-        merged, without = WORK / f"{family}-merged", WORK / f"{family}-without"
+    with case(f"{name}: merged without an effect, bitsandbytes' weights"):
+        merged, without = WORK / f"{name}-merged", WORK / f"{name}-without"
         shutil.copytree(first / "latest", without)
         (without / "manifest.json").unlink()
         save_file(start, without / "adapter_model.safetensors", {"format": "pt"})
         run("export", "--merge", "--adapter", without, "--out", merged)
         files, of_model, coded = load_file(merged / "model.safetensors"), load_file(WORK / family / "model.safetensors"), 0
-        for name, ours in files.items():
-            theirs = of_model[name]
-            if ours.dim() == 2 and ("layers." in name or ".h." in name):
-                w = theirs.T.contiguous() if family == "gpt2" else theirs  # Conv1D is (in, out)
-                w = dequantize_4bit(*quantize_4bit(w, blocksize=64, quant_type="nf4"))
+        for tensor, ours in files.items():
+            theirs = of_model[tensor]
+            if ours.dim() == 2 and ("layers." in tensor or ".h." in tensor):
+                w = decoded(theirs.T.contiguous() if family == "gpt2" else theirs, double)  # Conv1D is (in, out)
                 theirs, coded = w.T if family == "gpt2" else w, coded + 1
-                assert not torch.equal(theirs, of_model[name]), name
-            assert torch.equal(ours, theirs.contiguous()), f"{name}: {(ours - theirs).abs().max()}"
+                assert not torch.equal(theirs, of_model[tensor]), tensor
+            assert torch.equal(ours, theirs.contiguous()), f"{tensor}: {(ours - theirs).abs().max()}"
         assert coded == (14 if family == "llama" else 8), coded
-    ours = train(family, STEPS, RATE, len(sample), f"{family}-trained")
-    peft = PeftModel.from_pretrained(quantized(family), first / "latest", is_trainable=True).train()
-    missing = [name for name, p in peft.named_parameters() if p.requires_grad and name.replace(".default", "") not in start]
+    ours = train(family, STEPS, RATE, len(sample), f"{name}-trained", double)
+    peft = PeftModel.from_pretrained(quantized(family, double), first / "latest", is_trainable=True).train()
+    missing = [tensor for tensor, p in peft.named_parameters() if p.requires_grad and tensor.replace(".default", "") not in start]
     assert not missing and len(start) == sum(p.requires_grad for p in peft.parameters()), missing
-    for name, p in peft.named_parameters():
-        if p.requires_grad: p.data = start[name.replace(".default", "")].clone()
+    for tensor, p in peft.named_parameters():
+        if p.requires_grad: p.data = start[tensor.replace(".default", "")].clone()
     optimizer = torch.optim.AdamW([p for p in peft.parameters() if p.requires_grad], lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0)
     x, theirs = torch.from_numpy(sample)[None], []
     for _ in range(STEPS):
@@ -98,18 +113,18 @@ def test_family(family, sample):
         loss.backward()
         optimizer.step()
         theirs.append(loss.item())
-    with case(f"{family}: the losses of {STEPS} steps are PEFT's"):
+    with case(f"{name}: the losses of {STEPS} steps are PEFT's"):
         off = np.abs(np.array(ours) - theirs)
-        print(f"{family}: losses {ours[0]:.4f} to {ours[-1]:.4f}, largest difference {off.max():.1e}")
+        print(f"{name}: losses {ours[0]:.4f} to {ours[-1]:.4f}, largest difference {off.max():.1e}")
         # fp32 sums in another order differ by 1e-6 of a loss of up to 10, which Adam's division by small moments enlarges.
         assert len(ours) == STEPS and off.max() < 1e-4 and ours[-1] < ours[0] - 0.5, f"{ours} {theirs}"
-    with case(f"{family}: PEFT gives our logits on the quantized model"):
-        trained = WORK / f"{family}-trained"
+    with case(f"{name}: PEFT gives our logits on the quantized model"):
+        trained = WORK / f"{name}-trained"
         x.numpy().astype(np.int32).tofile(WORK / "tokens")
         subprocess.run([BUILD / "dump_logits", WORK / family, "tokens", str(len(sample)), "logits", "--adapter", trained], cwd=WORK,
                        check=True)
         logits = np.fromfile(WORK / "logits", np.float32).reshape(len(sample), V)
-        with torch.no_grad(): theirs = PeftModel.from_pretrained(quantized(family), trained / "latest").train()(x).logits[0].float().numpy()
+        with torch.no_grad(): theirs = PeftModel.from_pretrained(quantized(family, double), trained / "latest").train()(x).logits[0].float().numpy()
         assert np.abs(logits - theirs).max() < 1e-4 * max(1, np.abs(theirs).max()), np.abs(logits - theirs).max()
 
 
@@ -152,7 +167,8 @@ def main():
     run("prepare", "--input", "same.txt", "--output", "same", "--tokenizer", "tokenizer", "--no-append-eod")
     same = np.fromfile(WORK / "same.bin", np.uint16).astype(np.int64)
     for family in FAMILIES:
-        test_family(family, same[:len(same) // 200])
+        save_family(family)
+        for double in (False, True): test_family(family, same[:len(same) // 200], double)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**{**FAMILIES["llama"].to_dict(), "tie_word_embeddings": True}))
     model.save_pretrained(WORK / "tied")
     for folder in FOLDERS: test_folder(*folder, same[:len(same) // 200])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes test/golden/nf4.json, the reference of test/ops/quantized.h: NF4 codes of bitsandbytes for numbers that both sides
-compute, the scale of each block of 64, and the decoded numbers.
+compute, the scale of each block of 64, and the decoded numbers; and the same scales of another matrix after double quantization.
 
   pip install torch bitsandbytes; python3 dev/ref/nf4_golden.py        on a CPU; reproduces the same bytes
 """
@@ -41,6 +41,18 @@ golden = {
     "scales": state.absmax.view(torch.int32).tolist(),
     "fp32": decoded.flatten().view(torch.int32).tolist(),
     "bf16": functional.dequantize_4bit(codes, state).flatten().view(torch.int16).tolist(),
+}
+BLOCKS = 300
+x = torch.tensor([number(i) for i in range(64 * BLOCKS)], dtype=torch.float32).reshape(BLOCKS, 64)
+x *= torch.tensor([1 + block % 7 for block in range(BLOCKS)], dtype=torch.float32)[:, None]
+plain = functional.quantize_4bit(x, blocksize=64, quant_type="nf4")[1]
+state = functional.quantize_4bit(x, blocksize=64, quant_type="nf4", compress_statistics=True)[1]
+assert state.offset == plain.absmax.double().mean().float(), "PyTorch's sum in fp32 is rounded differently"
+golden["double"] = {
+    "levels": state.state2.code.view(torch.int32).tolist(),
+    "codes": state.absmax.flatten().tolist(),
+    "factors_and_mean": torch.cat([state.state2.absmax, state.offset[None]]).view(torch.int32).tolist(),
+    "scales": (functional.dequantize_blockwise(state.absmax, state.state2) + state.offset).flatten().view(torch.int32).tolist(),
 }
 path = pathlib.Path(__file__).parents[2] / "test/golden/nf4.json"
 path.write_text(json.dumps(golden) + "\n")

@@ -339,6 +339,13 @@ inline bool quantize_tensor(const TensorSpec& spec, const float* numbers, uint8_
     return fits;
 }
 
+// The numbers of a tensor whose codes are at `from`.
+inline void dequantize_tensor(cpu::Ctx& ctx, floatX* numbers, const TensorSpec& spec, const uint8_t* from) {
+    for (const CodedRows& r : coded_rows(spec))
+        cpu::dequantize_weights(ctx, numbers + (size_t)r.row * spec.cols, {r.format, from + r.offset},
+                                (size_t)r.rows * spec.cols);
+}
+
 // Fills buffer (table.size) and, with the tensors to be quantized, `quantized` (table.quantized_bytes).
 template <class E>
 void read_tensors(const std::string& path, const ModelConfig& c, const ParameterTable& table, E* buffer,

@@ -54,7 +54,7 @@ void round_to_format(const ModelConfig& c, const Part& part, const ParameterTabl
         if (c.base_format != WeightFormat::gguf) {
             std::vector<uint8_t> codes(coded_bytes(t));
             CHECK(quantize_tensor(t, numbers.data(), codes.data()), "%s", t.name.c_str());
-            cpu::dequantize_weights(ctx, decoded.data(), {c.base_format, codes.data()}, t.size());
+            dequantize_tensor(ctx, decoded.data(), t, codes.data());
         }
         std::copy(decoded.begin(), decoded.end(), at);
     }

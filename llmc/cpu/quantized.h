@@ -61,10 +61,13 @@ constexpr std::array<float, 16> nf4_levels = [] {
     for (size_t k = 0; k < 16; k++) levels[k] = nf4_level((int)k);
     return levels;
 }();
+constexpr std::array<float, 256> dynamic_levels = [] {
+    std::array<float, 256> levels{};
+    for (size_t k = 0; k < 256; k++) levels[k] = dynamic_level((int)k);
+    return levels;
+}();
 // The block's levels times its scale are computed once; its codes only choose among them.
-inline void dequantize_nf4(floatX* out, const uint8_t* codes, const uint8_t* scale) {
-    float s;
-    memcpy(&s, scale, sizeof s);
+inline void dequantize_nf4(floatX* out, const uint8_t* codes, float s /*scale*/) {
     floatX levels[16];
 #if CPU_FAST_PATHS
     for (int k = 0; k < 16; k += lanes) store(levels + k, load(nf4_levels.data() + k) * s);
@@ -194,9 +197,16 @@ void decode(floatX* out, const uint8_t* block) {
 inline void dequantize_part(floatX* out, const QuantizedWeights& w, size_t n, size_t first, size_t count) {
     const WeightFormatRow& row = weight_format_row(w.format);
     const size_t begin = first / row.block, blocks = count / row.block;
-    const uint8_t *codes = w.codes + begin * row.code_bytes, *scales = w.scales(n) + begin * row.scale_bytes;
-    if (w.format == WeightFormat::nf4)
-        for (size_t i = 0; i < blocks; i++) dequantize_nf4(out + i * 64, codes + i * 32, scales + i * 4);
+    const uint8_t* const codes = w.codes + begin * row.code_bytes;
+    if (w.format == WeightFormat::nf4) {
+        const float* const scales = (const float*)w.scales(n) + begin;
+        for (size_t i = 0; i < blocks; i++) dequantize_nf4(out + i * 64, codes + i * 32, scales[i]);
+    }
+    if (w.format == WeightFormat::nf4_double) {
+        const DoubleScales scales = {w.scales(n), n / row.block};
+        for (size_t i = 0; i < blocks; i++)
+            dequantize_nf4(out + i * 64, codes + i * 32, scales.scale(begin + i, dynamic_levels[scales.codes[begin + i]]));
+    }
     visit_gguf_format(w.format, [&](auto format) {
         constexpr size_t block = WeightBlock<format()>::numbers, bytes = WeightBlock<format()>::bytes;
         for (size_t i = 0; i < blocks; i++) decode<format()>(out + i * block, codes + i * bytes);

@@ -137,6 +137,11 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
                 row.word, block, tp, of, columns,
                 tp > 1 ? "a smaller --tensor-model-parallel-size" : "another format, or none");
     if (tp == 1) return;
+    if (codes_whole_matrices(c.base_format))
+        fail_usage(
+            "--quantize-base %s requires whole matrices, of which %d tensor-parallel ranks each have a part; HINT: "
+            "--quantize-base nf4, or --pipeline-model-parallel-size",
+            row.word, tp);
     const auto divides = [&](int n, const char* what) {
         if (n % tp == 0) return;
         fail_usage("--tensor-model-parallel-size %d does not divide the model's %d %s; HINT: choose a divisor of %d", tp, n,

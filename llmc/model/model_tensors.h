@@ -96,7 +96,8 @@ struct TensorSpec {
     }
 };
 
-// Consecutive rows of a quantized tensor with one format, and the bytes of the tensor before their codes.
+// Consecutive rows of a quantized tensor with one format, in nf4-double of one matrix of the model's files, and the bytes of the
+// tensor before their codes.
 struct CodedRows {
     WeightFormat format;
     int row, rows;
@@ -109,7 +110,7 @@ inline std::vector<CodedRows> coded_rows(const TensorSpec& t) {
         int rows = 0;
         for (const RowBlock& b : t.blocks)
             rows += std::max(0, std::min(b.whole_row + b.rows, end) - std::max(b.whole_row, begin));
-        if (!all.empty() && all.back().format == t.formats[i]) all.back().rows += rows;
+        if (!all.empty() && all.back().format == t.formats[i] && !codes_whole_matrices(t.formats[i])) all.back().rows += rows;
         else all.push_back({t.formats[i], all.empty() ? 0 : all.back().row + all.back().rows, rows, 0});
     }
     size_t at = 0;

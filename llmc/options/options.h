@@ -94,11 +94,11 @@ inline Allowed one_of(Strings choices) {
       "adapters to apply to the model (LoRA, virtual tokens): a directory in PEFT's format, or the output of a run; " \
       "without --model: to the model that they name")
 
-#define FORMAT_OPTIONS(X)                                                                                                \
-    X(std::string, quantize_base, "", "auto", one_of({"auto", "none", "nf4", "q4_k", "q5_k", "q6_k", "q8_0", "gguf"}),   \
-      "Model",                                                                                                           \
-      "keep the matrices of the model's blocks in 4 bits per weight (nf4, q4_k), 5 (q5_k), 6 (q6_k) or 8 (q8_0), or as " \
-      "they are in a GGUF file (gguf); auto: as --adapter was trained, else gguf for such a file, else none")
+#define FORMAT_OPTIONS(X)                                                                                              \
+    X(std::string, quantize_base, "", "auto",                                                                          \
+      one_of({"auto", "none", "nf4", "nf4-double", "q4_k", "q5_k", "q6_k", "q8_0", "gguf"}), "Model",                  \
+      "keep the matrices of the model's blocks in 4 bits per weight (nf4, nf4-double, q4_k), 5 (q5_k), 6 (q6_k) or 8 " \
+      "(q8_0), or as they are in a GGUF file (gguf); auto: as --adapter was trained, else gguf for such a file, else none")
 
 // A mixture of experts in place of layers' MLPs.
 #define MIXTURE_OPTIONS(X)                                                                                                     \
@@ -246,8 +246,8 @@ inline Allowed one_of(Strings choices) {
       "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: "       \
       "all, including the experts' in a mixture")                                                                              \
     X(std::string, quantize_base, "", "none", one_of(weight_format_words()), "Adapters",                                       \
-      "keep the matrices of the frozen model's blocks in 4 bits per weight (nf4, q4_k), 5 (q5_k), 6 (q6_k) or 8 (q8_0), or "   \
-      "as they are in a GGUF file (gguf: the default if --model is one)")                                                      \
+      "keep the matrices of the frozen model's blocks in 4 bits per weight (nf4, nf4-double, q4_k), 5 (q5_k), 6 (q6_k) or 8 "  \
+      "(q8_0), or as they are in a GGUF file (gguf: the default if --model is one)")                                           \
     X(int, prompt_tokens, "", 0, between(1, 65536), "Adapters",                                                                \
       "train this many virtual tokens before every sequence (prompt tuning); --model's weights are frozen")                    \
     X(std::string, prompt_encoder, "", "", one_of({"none", "mlp", "lstm"}), "Adapters",                                        \

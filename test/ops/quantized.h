@@ -69,9 +69,37 @@ TEST(Quantized, Nf4HasTheBitsOfBitsandbytes) {
     }
 }
 
+// Two groups of scales, the second a part of one.
+TEST(Quantized, DoubleQuantizationHasTheBitsOfBitsandbytes) {
+    std::ifstream file("test/golden/nf4.json");
+    const auto golden = nlohmann::json::parse(file).at("double");
+    for (int code = 0; code < 256; code++) {
+        const float level = dynamic_level(code);
+        int32_t bits;
+        memcpy(&bits, &level, sizeof bits);
+        EXPECT_EQ(bits, golden.at("levels").at((size_t)code).get<int32_t>()) << code;
+    }
+    const size_t blocks = 300, n = 64 * blocks;
+    std::vector<float> x(n);
+    for (size_t i = 0; i < n; i++) x[i] = hashed((uint32_t)i) * (float)(1 + i / 64 % 7);
+    std::vector<uint8_t> codes(QuantizedWeights::bytes(WeightFormat::nf4_double, n));
+    ASSERT_TRUE(quantize_weights(WeightFormat::nf4_double, x.data(), n, codes.data()));
+    const DoubleScales scales = {codes.data() + QuantizedWeights::code_bytes(WeightFormat::nf4_double, n), blocks};
+    const std::vector<int> expected_codes = golden.at("codes");
+    const std::vector<int32_t> factors = golden.at("factors_and_mean"), expected = golden.at("scales");
+    EXPECT_EQ(std::vector<int>(scales.codes, scales.codes + blocks), expected_codes);
+    EXPECT_EQ(memcmp(scales.factors(), factors.data(), factors.size() * sizeof(float)), 0);
+    const std::vector<float> decoded = decoded_by_backend(WeightFormat::nf4_double, codes, n);
+    for (size_t i = 0; i < n; i++) {
+        float scale;
+        memcpy(&scale, &expected[i / 64], sizeof scale);
+        ASSERT_EQ(decoded[i], (float)(floatX)(nf4_level(codes[i / 2] >> (i % 2 ? 0 : 4) & 15) * scale)) << i;
+    }
+}
+
 TEST(Quantized, OtherFormatsHaveTheBitsOfGgufFiles) {
     for (const WeightFormatRow& row : weight_formats) {
-        if (row.block == 1 || row.value == WeightFormat::nf4) continue;
+        if (row.block == 1 || row.scale_bytes > 0) continue;
         const GgufType type = gguf_type_of(row.value);
         for (const size_t blocks : {(size_t)1, (size_t)33, (size_t)700}) {
             const size_t n = blocks * row.block;
