@@ -113,6 +113,10 @@ refuse "an override, before the directory"  "'lrr'.*did you mean lr"        "${t
 refuse "batches, before the directory"      "skip-batches has 'x'"          "${taken[@]}" --skip-batches x
 refuse "a run that is there"                "already holds a run"           "${taken[@]}"
 expect "files of the run that is there stay" test "$before" == "$(find model -printf '%p %T@ %s\n' | grep -v '^model/.lock ' | cat - <(grep '^model/.lock ' <<<"$before") | sort)"
+mkdir adapters && echo '{}' >adapters/adapter_config.json
+refuse "a checkpoint as --out"              "contains a model, which would be read in place of the run's checkpoints" "${train[@]}" --data-path good --out model/step_00000002
+refuse "adapters as --out"                  "contains adapters, which would be read" "${train[@]}" --data-path good --out adapters --resume auto
+expect "no lock in either" test ! -e model/step_00000002/.lock -a ! -e adapters/.lock
 mkdir damaged && cp -r model/step_00000002 damaged/ && echo >damaged/step_00000002/model.safetensors
 damaged=("${train[@]}" --data-path good --out damaged --resume auto)
 refuse "an override, before the checkpoint" "'lrr'.*did you mean lr"        "${damaged[@]}" --override lrr

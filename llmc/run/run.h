@@ -142,9 +142,13 @@ inline void watch_ranks(World& world, const TrainOptions& o) {
     world.watch(parse_timeout(o.distributed_timeout), "");
 }
 
-// Locks the directory against other runs. A new run must not find another one in it.
+// Locks the directory against other runs. A new run must not find another one in it, nor a model, which --model and --adapter
+// would read instead of the run's checkpoints.
 inline void lock_run_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
     if (world.rank() == 0) {
+        if (is_model_or_adapter(o.out) && places_to_resume(o.out).empty())
+            fail("%s contains %s, which would be read in place of the run's checkpoints; HINT: give another --out",
+                 o.out.c_str(), is_adapter(o.out) ? "adapters" : "a model");
         lock.emplace(o.out);
         if (const std::string done = adopt_copied_latest(o.out); !done.empty()) print_line(stderr, "note: " + done);
         const std::string snapshots = snapshots_of(o.out);
