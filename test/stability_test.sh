@@ -81,7 +81,8 @@ expect "resumed without the option: they are kept" train 1 resumed --resume skip
 expect "to the bit" same skips resumed
 expect "resumed behind the first range" train 1 resumed2 --resume skips/step_00000012
 expect "to the bit" same skips resumed2
-expect "given when it is resumed" train 1 later --resume skips/step_00000004 --skip-batches 18-20
+expect "given when it is resumed" train 1 later --resume skips/step_00000004 --skip-batches 2-3,7,18-20
+says "a note on batches that it has trained on" "note: 2 batches of --skip-batches came before step 5"
 expect "the ranges add up" test "$(steps_of later)" == "5 6 11 12 14 15 16 17 "
 for layout in "2" "4 --tp 2 --pp 2"; do
     read -r n options <<<"$layout"

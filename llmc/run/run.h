@@ -367,7 +367,12 @@ inline void set_up(Run& run) {
     run.schedule = make_schedule(run.o, run.ranks->mesh.samples.size);
     if (run.schedule.open && run.state.length.steps) run.schedule.end_after(run.state.length.steps, run.state.length.decay);
     if (run.schedule.open) run.schedule.plan_until(std::max(run.schedule.total_steps, 2 * run.state.step));
+    const int64_t next = run.state.batch(), skipped_before = run.state.skips.count_before(next);
     run.discards = add_skips(run.state, run.o);
+    if (const int64_t late = run.state.skips.count_before(next) - skipped_before; late > 0 && run.main_rank())
+        print_line(stderr, format("note: %s of --skip-batches came before step %lld and cannot be skipped any more; HINT: "
+                                  "--resume an older checkpoint",
+                                  counted(late, "batch", "batches").c_str(), (long long)run.state.step + 1));
     if (const auto& skipped = run.state.skips.ranges(); run.schedule.open && !skipped.empty())
         if (const int64_t last = skipped.back().last, most = UINT32_MAX / 4 / run.schedule.final_batch; last > most)
             fail_usage(
