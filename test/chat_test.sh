@@ -16,6 +16,7 @@ says "it says which there are" "has no chat template; HINT: --chat-template NAME
 cat >tok/chat_template.jinja <<'END'
 {% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
 END
+cp tok/chat_template.jinja chat.jinja
 expect "prepare" "$program" prepare --chat --input chats.jsonl --output chat --tokenizer tok
 says "the template is found" "4 conversations with the template of tok/chat_template.jinja"
 expect "inspect" "$program" inspect chat
@@ -23,6 +24,19 @@ says "it tells what is learned" "learned  *[0-9]* tokens"
 expect "options of plain text" "$program" train --preset llama-tiny --tokenizer tok --seq-length 96 --train-iters 2 --data-path chat \
     --eod-mask-loss --reset-attention-mask --split 1,1,0 --valid-data-path chat --dry-run
 for option in eod-mask-loss reset-attention-mask split; do says "options of plain text: a note on --$option" "note: --$option has no effect: "; done
+for _ in 1 2 3 4 5 6; do tr -d '{}[]"' <chats.jsonl; done >plain.txt
+expect "prepare running text" "$program" prepare --input plain.txt --output plain --tokenizer tok --split-documents line
+expect "prepare with another template" "$program" prepare --chat --chat-template plain --input chats.jsonl --output other --tokenizer tok
+expect "conversations and running text" "$program" train --preset llama-tiny --tokenizer tok --seq-length 96 --train-iters 2 --data-path chat plain \
+    --reset-attention-mask --split 1,1,0 --dry-run
+cp out.txt mixed.txt
+expect "an option of plain text: it has an effect there" refused grep -q "reset-attention-mask has no effect" mixed.txt
+expect "two templates" "$program" train --preset llama-tiny --tokenizer tok --seq-length 96 --train-iters 2 --data-path chat other --split 1,1,0 --dry-run
+says "the model has the tokenizer's" "warning: conversations use the template plain, but the model has another one"
+rm tok/chat_template.jinja
+expect "two templates, none of the tokenizer" "$program" train --preset llama-tiny --tokenizer tok --seq-length 96 --train-iters 2 --data-path chat other --split 1,1,0 --dry-run
+says "the model gets the first one" "warning: conversations use the template plain, but the model has another one"
+cp chat.jinja tok/chat_template.jinja
 
 run() {
     local out=$1

@@ -130,7 +130,7 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     return t;
 }
 
-// The token that ends an answer in this Jinja template; -1: there is none.
+// The token that ends an answer in this Jinja template; -1: none, or no token.
 inline int turn_end_of(const Tokenizer& tokenizer, const std::string& jinja) {
     if (jinja.empty()) return -1;
     try {
@@ -140,18 +140,23 @@ inline int turn_end_of(const Tokenizer& tokenizer, const std::string& jinja) {
     }
 }
 
-// Gives a model trained on conversations their chat template if it has none, so that it can be used for chat. tells: warns
-// if it has a different one.
-inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const std::string& recorded, bool tells) {
-    const std::string learned = jinja_of_recorded(recorded), own = jinja_template_in(t.files);
-    if (own.empty() && !learned.empty()) {
-        t.files[jinja_file] = learned;
-        t.turn_end = turn_end_of(tokenizer, learned);
-    } else if (tells && !learned.empty() && !render_alike(own, learned)) {
-        const bool known = chat_template_called(recorded);
-        print_line(stderr, format("warning: the conversations use the template %s, but the model has another one%s",
-                                  label_of_recorded(recorded).c_str(),
-                                  known ? ("; HINT: pass --chat-template " + recorded + " to `generate --chat`").c_str() : ""));
+// Gives a model trained on conversations their chat template if it has none, so that it can be used for chat. recorded: the
+// template of each dataset; empty: running text. tells: warns of different ones.
+inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const Strings& recorded, bool tells) {
+    std::string of_model = jinja_template_in(t.files);
+    for (const std::string& name : recorded) {
+        const std::string learned = jinja_of_recorded(name);
+        if (learned.empty()) continue;
+        if (of_model.empty()) {
+            t.files[jinja_file] = of_model = learned;
+            t.turn_end = turn_end_of(tokenizer, learned);
+        } else if (tells && !render_alike(of_model, learned)) {
+            const bool known = chat_template_called(name);
+            print_line(stderr, format("warning: conversations use the template %s, but the model has another one%s",
+                                      label_of_recorded(name).c_str(),
+                                      known ? ("; HINT: pass --chat-template " + name + " to `generate --chat`").c_str() : ""));
+            return;
+        }
     }
 }
 
@@ -200,7 +205,7 @@ inline std::map<std::string, std::string> files_of_texts(const ModelConfig& c, c
     }
     return files;
 }
-// Writes them into the existing `dir`. WrittenFiles later compares the disk with them.
+// Writes them into `dir`, which exists, each once: the disk is compared with it.
 inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t, WrittenFiles& written) {
     for (const auto& [name, text] : files_of_texts(c, t)) written.write(dir + "/" + name, text);
 }

@@ -206,11 +206,11 @@ public:
             }
         return sum;
     }
-    // The template of the first conversations, if known.
-    std::string chat_template() const {
-        for (const Source& s : sources_)
-            if (!s.data.chat_template().empty()) return s.data.chat_template();
-        return "";
+    // The template of each dataset; empty: running text.
+    Strings chat_templates() const {
+        Strings templates;
+        for (const Source& s : sources_) templates.push_back(s.data.chat_template());
+        return templates;
     }
     bool has_conversations() const {
         return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return s.packing.has_value(); });

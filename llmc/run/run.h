@@ -420,6 +420,10 @@ inline TrainOptions settled_options(const Run& run) {
 // Notes on given options that do not apply to this run, or to its kind of data.
 inline void note_idle_options(const Run& run) {
     const TrainOptions& o = run.o;
+    const auto all_chats = [](const std::unique_ptr<DataLoader>& data) {
+        const Strings templates = data ? data->chat_templates() : Strings();
+        return std::find(templates.begin(), templates.end(), "") == templates.end();
+    };
     const auto note = [&](const std::string& option, const char* why) {
         if (run.main_rank() && o.given.count(option))
             print_line(stderr, format("note: --%s has no effect: %s", option.c_str(), why));
@@ -436,7 +440,7 @@ inline void note_idle_options(const Run& run) {
         {o.eval_iters == 0, {"eval-interval", "eval-fixed"}, "--eval-iters 0 disables validation"},
         {o.save_every == "never", {"keep", "save-in-foreground"}, "--save-every never writes no checkpoints"},
         {!o.valid_data_path.empty(), {"split"}, "--valid-data-path has the data for validation"},
-        {!run.train->chat_template().empty(),
+        {all_chats(run.train) && all_chats(run.valid),
          {"eod-mask-loss", "reset-position-ids", "reset-attention-mask"},
          "each conversation has positions and attention of its own, with the loss on its answers"}};
     for (const auto& row : rows)
@@ -458,9 +462,9 @@ inline void open_data(Run& run) {
     options.memory = memory_of_node(run.world);
     run.train = std::make_unique<DataLoader>(options);
     run.data = data_identity(*run.train, options);
-    note_idle_options(run);
-    if (run.tokenizer) take_chat_template(run.texts, *run.tokenizer, run.train->chat_template(), run.main_rank());
     if (has_validation(run.o)) detail::open_validation(run);
+    note_idle_options(run);
+    if (run.tokenizer) take_chat_template(run.texts, *run.tokenizer, run.train->chat_templates(), run.main_rank());
     if (run.resumes())
         check_agreement(run.state, settled_options(run), run.data, run.train->order_problem(run.state.planned), run.o.override);
 }
