@@ -147,7 +147,8 @@ inline void set_adapters(const TrainOptions& o, ModelConfig& c) {
         const std::string option = "--quantize-base " + o.quantize_base;
         refuse_without(!o.lora_rank && !o.prompt_tokens, option, "a frozen model",
                        "--lora-rank 16 trains adapters on it; a model whose own weights are trained cannot be quantized");
-        refuse_together(!o.fp8_format.empty(), option, "--fp8-format", "products with quantized weights are in bf16");
+        refuse_together(!o.fp8_format.empty(), option, "--fp8-format", "products with quantized weights are in bf16",
+                        "--quantize-base none, or no --fp8-format");
         refuse_quantized_mixture(c);
         refuse_without(c.base_format == WeightFormat::gguf && c.coded.empty(), option, "--model with a GGUF file");
     }
