@@ -146,7 +146,7 @@ inline void watch_ranks(World& world, const TrainOptions& o) {
 // would read instead of the run's checkpoints.
 inline void lock_run_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
     if (world.rank() == 0) {
-        if (is_model_or_adapter(o.out) && places_to_resume(o.out).empty())
+        if (is_model_or_adapter(o.out) && steps_to_try(o.out).empty() && snapshots_of(o.out).empty())
             fail("%s contains %s, which would be read in place of the run's checkpoints; HINT: give another --out",
                  o.out.c_str(), is_adapter(o.out) ? "adapters" : "a model");
         lock.emplace(o.out);
