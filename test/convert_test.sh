@@ -320,13 +320,26 @@ done
 cp out.txt first.txt
 expect "the choices are in a file" test "$(grep -c '"choice":[0-2],"gold":\[[0-2]\],"log_likelihoods":\[-[0-9.e, -]*\],"tokens":\[[0-9, ]*\]' core_answers.jsonl) $(grep -c '"greedy":' core_answers.jsonl)" == "6 4"
 if command -v mpirun >/dev/null; then
-    expect "CORE on two ranks" mpirun -n 2 --bind-to none "$program" eval "${model[@]}" --tasks core/*.jsonl --tp 2
+    on_two_ranks() { mpirun -n 2 --bind-to none "$program" eval "${model[@]}" --tasks core/*.jsonl --tp 2 2>notes.txt; }
+    expect "CORE on two ranks" on_two_ranks
     expect "gives the same" diff <(grep -E '^ +(acc|centred|CORE)' first.txt) <(grep -E '^ +(acc|centred|CORE)' out.txt)
 fi
 expect "other solved examples" "$program" eval "${model[@]}" --tasks core/wino.jsonl --num-fewshot 1 --seed 3 --json
 says "one task has a CORE, too" '"core": -\?[01]'
 expect "CORE while training" "$program" train --model run/latest --data-path data --split "1, 0, 0" --train-iters 1 --eval-tasks core/*.jsonl --out trained
 says "its value" "tasks at step 1: .*mean of tasks centred"
+expect "three draws of solved examples" "$program" eval "${model[@]}" --tasks core/*.jsonl piqa.jsonl --fewshot-draws 3
+for line in "acc .* (chance 0.5000; std of 3 draws [01]" "centred mean .* (as CORE; std of 3 draws [01]"; do says "eval says $line" "$line"; done
+sed 's/, "core".*/}/; s/"in the/"and in the/' core/year.jsonl >years.jsonl
+draws() { "$program" eval "${model[@]}" --tasks years.jsonl --num-fewshot 2 --fewshot core/year.jsonl --json "$@" 2>/dev/null | python3 -c 'import json, sys; p = json.load(sys.stdin)["tasks"]["years.jsonl"]["perplexity"]; print(*p.get("draws", [p["value"]]))'; }
+expect "each draw" draws --fewshot-draws 2
+cp out.txt draws.txt  # expect overwrites out.txt
+expect "has a seed" test "$(cat draws.txt)" == "$(draws) $(draws --seed 1001234)"
+expect "of its own" test "$(tr ' ' '\n' <draws.txt | sort -u | wc -l)" == 2
+expect "draws without examples" rejects --tasks piqa.jsonl --fewshot-draws 2
+says "the message says what to give" "fewshot-draws has no effect without --num-fewshot"
+expect "answers of several draws" rejects --tasks core/wino.jsonl --fewshot-draws 2 --answers two.jsonl
+says "the message says why" "--answers saves the answers of one draw"
 expect "a seed without examples" rejects --tasks piqa.jsonl --seed 3
 says "the message says what to give" "seed has no effect without --num-fewshot"
 expect "too few examples to draw from" rejects --tasks piqa.jsonl --num-fewshot 2

@@ -456,7 +456,8 @@ struct Score {
 
 struct Metric {
     std::string name;
-    double value = 0, error = 0;  // error: standard error; NaN for a single example
+    double value = 0, error = 0;     // error: standard error; NaN for a single example
+    std::vector<double> of_draws{};  // the values of several draws of solved examples, if there are several
 };
 
 inline Metric mean_metric(const std::string& name, const std::vector<double>& x) {
@@ -575,6 +576,22 @@ inline std::vector<Metric> answer_metrics(const Task& task, const std::vector<in
             }));
     }
     return metrics;
+}
+
+// Means over draws of solved examples, of values and standard errors.
+inline std::vector<Metric> mean_of_draws(const std::vector<std::vector<Metric>>& draws) {
+    std::vector<Metric> mean = draws[0];
+    if (draws.size() == 1) return mean;
+    for (size_t i = 0; i < mean.size(); i++) {
+        std::vector<double> errors;
+        for (const auto& metrics : draws) {
+            mean[i].of_draws.push_back(metrics.at(i).value);
+            errors.push_back(metrics[i].error);
+        }
+        mean[i].value = mean_with_error(mean[i].of_draws).mean;
+        mean[i].error = mean_with_error(errors).mean;
+    }
+    return mean;
 }
 
 // ---- several tasks ---------------------------------------------------------------------------------------------------------

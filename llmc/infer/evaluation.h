@@ -173,7 +173,18 @@ inline std::vector<int> most_likely_tokens(be::Ctx& ctx, Ranks& ranks, const Loc
 }
 
 // ---- tables ---------------------------------------------------------------------------------------------------------
-inline Table task_table(const Task& task, const TaskRequests& all, const std::vector<Metric>& metrics, int num_fewshot) {
+// A note in parentheses, with the spread of a number over draws of solved examples if there are several. Both may be missing.
+inline std::string with_spread(std::string note, const std::vector<double>& of_draws, int digits) {
+    if (of_draws.size() > 1) {
+        const double deviation = mean_with_error(of_draws).error * std::sqrt((double)of_draws.size());
+        note += format("%sstd of %zu draws %.*f", note.empty() ? "" : "; ", of_draws.size(), digits, deviation);
+    }
+    return note.empty() ? "" : "(" + note + ")";
+}
+
+// metrics: means over draws; centred: of each draw, for a task of CORE.
+inline Table task_table(const Task& task, const TaskRequests& all, const std::vector<Metric>& metrics,
+                        const std::vector<double>& centred, int num_fewshot) {
     const std::vector<Request>& requests = all.requests;
     const int64_t n = (int64_t)all.examples.size();
     double chance = task.core ? task.core->baseline : 0;  // accuracy of random guessing
@@ -192,17 +203,21 @@ inline Table task_table(const Task& task, const TaskRequests& all, const std::ve
                                       with_commas((int64_t)requests.size()).c_str()));
     for (const Metric& metric : metrics) {
         const bool share = metric.name != "perplexity" && metric.name != "bleu";
-        const auto text = [&](double x) { return format("%.*f", share ? 4 : 2, x); };
+        const int digits = share ? 4 : 2;
+        const auto text = [&](double x) { return format("%.*f", digits, x); };
         const std::string error = std::isfinite(metric.error) ? (utf8_locale() ? " ± " : " +- ") + text(metric.error) : "";
         const bool gap = metric.name.size() > 4 && metric.name.compare(metric.name.size() - 4, 4, "_gap") == 0;
         const bool chosen = (task.kind == TaskKind::choices || task.kind == TaskKind::contexts) && !gap;
-        table.row(metric.name, text(metric.value) + error, chosen ? "(chance " + text(chance) + ")" : "");
-        table.exact({{"value", metric.value}, {"error", metric.error}});
+        table.row(metric.name, text(metric.value) + error,
+                  with_spread(chosen ? "chance " + text(chance) : "", metric.of_draws, digits));
+        nlohmann::ordered_json exact = {{"value", metric.value}, {"error", metric.error}};
+        if (!metric.of_draws.empty()) exact["draws"] = metric.of_draws;
+        table.exact(exact);
     }
     if (task.core) {
-        const double centred = *centred_accuracy(task, all.examples, metrics);
-        table.row("centred", format("%.4f", centred), "((acc - chance) / (1 - chance))");
-        table.exact(centred);
+        const double mean = mean_with_error(centred).mean;
+        table.row("centred", format("%.4f", mean), "((acc - chance) / (1 - chance))");
+        table.exact(mean);
     }
     return table;
 }
@@ -265,6 +280,8 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
         fail_usage("exactly one of --data-path, --text and --tasks is required");
     if (!o.text.empty() && ranks > 1) fail_usage("--text runs on a single rank; HINT: prepare the text and give --data-path");
     refuse_without(!o.answers.empty() && o.tasks.empty(), "--answers", "--tasks");
+    if (!o.answers.empty() && o.fewshot_draws > 1)
+        fail_usage("--answers saves the answers of one draw of solved examples; HINT: instead of --fewshot-draws, --seed");
     if (!o.answers.empty() && std::filesystem::exists(o.answers))
         fail_usage("--answers %s exists already; HINT: another name", o.answers.c_str());
     const auto given = [&](const char* name) { return o.given.count(name) > 0; };
@@ -273,6 +290,7 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
         {o.tasks.empty() && o.num_fewshot, "--num-fewshot", "--tasks"},
         {o.tasks.empty() && !o.fewshot.empty(), "--fewshot", "--tasks"},
         {o.tasks.empty() && given("seed"), "--seed", "--tasks"},
+        {o.tasks.empty() && given("fewshot-draws"), "--fewshot-draws", "--tasks"},
         {o.data_path.empty() && given("split"), "--split", "--data-path"},
         {no_text && given("format"), "--format", "--text"},
         {no_text && given("json-keys"), "--json-keys", "--text"},
@@ -314,6 +332,7 @@ inline std::vector<TaskFile> read_tasks(const EvalOptions& o) {
     const auto draws = [&](const TaskFile& f) { return solved_examples(f.task, o) > 0; };
     if (std::any_of(files.begin(), files.end(), draws)) return files;
     refuse_idle(o.given.count("seed") > 0, "--seed", "--num-fewshot");
+    refuse_idle(o.fewshot_draws > 1, "--fewshot-draws", "--num-fewshot");
     refuse_without(!o.fewshot.empty(), "--fewshot", "--num-fewshot, how many examples to draw from it");
     return files;
 }
@@ -373,20 +392,22 @@ struct TaskFunctions {
     }
 };
 
-// Prints the table of each task, and the mean of their centred accuracies.
-inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions& o, const Tokenizer& tokenizer, int T,
-                           bool main_rank, const TaskFunctions& functions) {
-    nlohmann::ordered_json results;
-    std::vector<double> centred;
-    const bool core = std::all_of(files.begin(), files.end(), [](const TaskFile& f) { return f.task.core.has_value(); });
-    std::optional<FileWriter> writer;
-    if (main_rank && !o.answers.empty()) writer.emplace(o.answers);  // fails here, before all the work
-    for (const TaskFile& file : files) {
-        const Task& task = file.task;
-        const int num_fewshot = solved_examples(task, o);
-        const TaskRequests all = make_requests(tokenizer, task, file.pool ? &*file.pool : nullptr, num_fewshot,
-                                               (uint64_t)o.seed, limited(task.size(), o), T);
-        const bool written = task.kind == TaskKind::written;
+// A task's results: the metrics of each draw of solved examples, and the requests of the first.
+struct TaskResult {
+    TaskRequests all;
+    std::vector<std::vector<Metric>> draws;
+    std::vector<double> centred;  // the accuracy of each draw above chance, if there is one
+};
+// The draws have the seeds --seed + 1,000,000 i, so that questions of one draw have none of another's. writer: for answers.
+inline TaskResult measure_task(const TaskFile& file, int num_fewshot, const EvalOptions& o, const Tokenizer& tokenizer, int T,
+                               bool main_rank, const TaskFunctions& functions, std::optional<FileWriter>& writer) {
+    const Task& task = file.task;
+    const bool written = task.kind == TaskKind::written;
+    const int draws = num_fewshot ? o.fewshot_draws : 1;
+    TaskResult result;
+    for (int draw = 0; draw < draws; draw++) {
+        TaskRequests all = make_requests(tokenizer, task, file.pool ? &*file.pool : nullptr, num_fewshot,
+                                         (uint64_t)o.seed + 1000000 * (uint64_t)draw, limited(task.size(), o), T);
         int64_t tokens = 0;
         for (const Request& r : all.requests) tokens += r.n_inputs();
         std::optional<Progress> progress;
@@ -394,26 +415,53 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
             progress.emplace(std::filesystem::path(task.file).stem().string(), written ? (int64_t)all.requests.size() : tokens,
                              written ? "answers" : "tokens");
         std::string lines;
-        const std::vector<Metric> metrics =
-            functions.measure(task, all, progress ? &*progress : nullptr, writer ? &lines : nullptr).value();
+        result.draws.push_back(
+            functions.measure(task, all, progress ? &*progress : nullptr, writer ? &lines : nullptr).value());
         if (writer) writer->write(lines);
-        if (const auto accuracy = centred_accuracy(task, all.examples, metrics)) centred.push_back(*accuracy);
-        if (!progress) continue;
-        progress->finish();
-        const Table table = task_table(task, all, metrics, num_fewshot);
-        if (o.json) results[task.file] = table.json().begin().value();
+        if (progress) progress->finish();
+        if (const auto accuracy = centred_accuracy(task, all.examples, result.draws.back()))
+            result.centred.push_back(*accuracy);
+        if (draw == 0) result.all = std::move(all);
+    }
+    return result;
+}
+
+// Prints the table of each task, and the mean of their centred accuracies.
+inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions& o, const Tokenizer& tokenizer, int T,
+                           bool main_rank, const TaskFunctions& functions) {
+    nlohmann::ordered_json results;
+    std::vector<std::vector<double>> centred;  // of each task with an accuracy
+    const bool core = std::all_of(files.begin(), files.end(), [](const TaskFile& f) { return f.task.core.has_value(); });
+    std::optional<FileWriter> writer;
+    if (main_rank && !o.answers.empty()) writer.emplace(o.answers);  // fails here, before all the work
+    for (const TaskFile& file : files) {
+        const int num_fewshot = solved_examples(file.task, o);
+        const TaskResult result = measure_task(file, num_fewshot, o, tokenizer, T, main_rank, functions, writer);
+        if (!result.centred.empty()) centred.push_back(result.centred);
+        if (!main_rank) continue;
+        const Table table = task_table(file.task, result.all, mean_of_draws(result.draws), result.centred, num_fewshot);
+        if (o.json) results[file.task.file] = table.json().begin().value();
         else table.print();
     }
     if (writer) writer->commit();
     if (!main_rank) return;
     nlohmann::ordered_json json = {{"tasks", results}};
     if (core || centred.size() > 1) {
-        const double mean = mean_with_error(centred).mean;
+        std::vector<double> of_draws;
+        size_t draws = 1;
+        for (const auto& task : centred) draws = std::max(draws, task.size());
+        for (size_t draw = 0; draw < draws; draw++) {
+            std::vector<double> of_tasks;
+            for (const auto& task : centred) of_tasks.push_back(task[std::min(draw, task.size() - 1)]);
+            of_draws.push_back(mean_with_error(of_tasks).mean);
+        }
+        const double mean = mean_with_error(of_draws).mean;
         Table table;
         table.section(format(core ? "CORE, %zu of 22 tasks" : "All %zu tasks with an accuracy", centred.size()));
-        table.row(core ? "CORE" : "centred mean", format("%.4f", mean),
-                  core ? "(mean of centred)" : "((acc - chance) / (1 - chance), as CORE)");
+        const std::string note = core ? "mean of centred" : draws > 1 ? "as CORE" : "(acc - chance) / (1 - chance), as CORE";
+        table.row(core ? "CORE" : "centred mean", format("%.4f", mean), with_spread(note, of_draws, 4));
         json[core ? "core" : "centred_mean"] = mean;
+        if (draws > 1) json[core ? "core_draws" : "centred_mean_draws"] = of_draws;
         if (!o.json) table.print();
     }
     if (o.json) print_json(json);

@@ -705,6 +705,8 @@ inline Allowed one_of(Strings choices) {
     X(Strings, fewshot, "", {}, list(0, "FILE"), "Tasks",                                                                     \
       "files that the solved examples are drawn from, one per task; default: the task's other questions")                     \
     X(int64_t, seed, "", 1234, at_least(0), "Tasks", "seed for drawing the solved examples")                                  \
+    X(int, fewshot_draws, "", 1, between(1, 1000), "Tasks",                                                                   \
+      "number of draws of the solved examples to evaluate: prints their mean and spread")                                     \
     X(std::string, answers, "", "", word("FILE"), "Tasks",                                                                    \
       "new file for the model's choices and generated answers, as lines of JSON")                                             \
     PARALLEL_OPTIONS(X)                                                                                                       \
