@@ -344,6 +344,10 @@ refuse "eval: samples of a text"            "max-samples has no effect without -
 refuse "eval: an encoding of tasks"         "encoding has no effect without --text.*HINT" "$program" eval --model model --tasks none.jsonl --encoding latin1
 refuse "eval: a seed of a text"              "seed has no effect without --tasks.*HINT" "$program" eval --model model --text good.txt --seed 3
 refuse "eval: a key of plain text"          "json-keys has no effect: no file of eval --text is JSON, .*HINT: omit it" "$program" eval --model model --text good.txt --json-keys K
+refuse "prepare: gaps without their tokens" "tok.* has no tokens for prefix, suffix and middle .*HINT" "$program" prepare --output p --tokenizer tok --input good.txt --fim-rate 0.5
+refuse "prepare: gaps in conversations"     "fim-rate.* --chat.*the middle of a text" "$program" prepare --output p --tokenizer tok --input good.txt --fim-rate 0.5 --chat
+refuse "prepare: a seed without gaps"       "seed has no effect without --fim-rate.*HINT" "$program" prepare --output p --tokenizer tok --input good.txt --seed 5
+refuse "prepare: an order without gaps"     "fim-spm-rate has no effect without --fim-rate.*HINT" "$program" prepare --output p --tokenizer tok --input good.txt --fim-spm-rate 0.5
 for option in "json-keys text" "on-bad-line fail" "max-bad-lines 3"; do
     # shellcheck disable=SC2086
     refuse "prepare: text with $option"     "${option% *} has no effect: no file of prepare --input is JSON.*HINT" "$program" prepare --output p --tokenizer tok --input good.txt --$option

@@ -23,7 +23,7 @@ for i in $(seq 40); do printf '{"messages": [{"role": "user", "content": "Questi
 sed 's/Answer/Another/' chat1.jsonl | head -30 >chat2.jsonl
 for i in $(seq 20); do printf '{"prompt": "P %d", "chosen": " good %d", "rejected": " bad %d"}\n' "$i" "$i" "$i"; done >pairs1.jsonl
 tac pairs1.jsonl >pairs2.jsonl
-expect "setup: a tokenizer" "$program" tokenizer --input in --vocab-size 400 --output tok
+expect "setup: a tokenizer" "$program" tokenizer --input in --vocab-size 400 --special-tokens "<|endoftext|>" "<fim_prefix>" "<fim_suffix>" "<fim_middle>" --output tok
 
 # ranks N OPTIONS...: prepare on N ranks.
 ranks() { "$MPIRUN" -n "$1" "$program" prepare --tokenizer tok "${@:2}"; }
@@ -49,6 +49,7 @@ same folder --input in --split-documents blank
 same whole-files --input in
 same limit --input in --max-bad-lines 2 --split-documents line
 same packed --input in/packed.jsonl.gz in/a.jsonl in/packed.jsonl.gz --resume
+same middle --input in --split-documents blank --fim-rate 0.7
 same single --input in/a.jsonl
 same conversations --input chat1.jsonl chat2.jsonl --chat --chat-template plain
 same pairs --input pairs1.jsonl pairs2.jsonl pairs1.jsonl --preference --chat-template plain

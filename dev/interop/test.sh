@@ -61,6 +61,7 @@ stage text-metrics with sacrebleu rouge-score -- "$here/test_text_metrics.py" "$
 stage curate with datatrove -- "$here/test_curate.py" "$fp32"
 stage tensorboard with tensorboard -- "$here/test_tensorboard.py" "$fp32"
 stage tokenizers with tokenizers sentencepiece -- "$here/test_tokenizers.py" "$fp32"
+stage fim with tokenizers -- "$here/test_fim.py" "$bf16"
 stage formats with pyarrow -- "$here/test_formats.py" "$fp32"
 stage browser "$here/report_in_browser.sh" "$fp32"
 stage page "$here/serve_in_browser.sh" "$fp32"

@@ -20,7 +20,8 @@ enum class RngPurpose : uint32_t {
     dropout = 7,
     sweep = 8,
     upcycled_dimensions = 9,
-    upcycled_weights = 10
+    upcycled_weights = 10,
+    infilling = 11
 };
 
 // The two halves of a 64-bit product. W: a 32-bit word, or a vector of them (cpu/vectors.h).

@@ -53,6 +53,8 @@ public:
                            o.parse_special_tokens, o.chat,      o.chat_template};
         if (o.preference) same["options"].push_back("preference");
         if (!o.encoding.empty()) same["options"].push_back("encoding " + o.encoding);
+        if (o.fim_rate > 0)
+            same["options"].push_back(format("fim %.17g %.17g %lld", o.fim_rate, o.fim_spm_rate, (long long)o.seed));
         if (o.skip_bad_files) same["options"].push_back("skip-bad-files");
         const auto [first, end] = reader.files_of_share();
         const InputShare* share = reader.share();

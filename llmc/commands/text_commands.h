@@ -18,6 +18,7 @@
 #include "../base/terminal.h"
 #include "../base/text.h"
 #include "../tokenizer/chat_template.h"
+#include "../tokenizer/fill_in_middle.h"
 #include "../data/dataset.h"
 #include "../text/document_reader.h"
 #include "../tokenizer/tokenizer.h"
@@ -93,31 +94,60 @@ inline void check_prepare_options(PrepareOptions& o) {
             o.output_prefix.c_str());
     refuse_missing(o.tokenizer.empty(), "the tokenizer", "--tokenizer DIR, as written by train_gpt tokenizer");
     refuse_without(!o.chat && !o.preference && !o.chat_template.empty(), "--chat-template", "--chat or --preference");
+    const bool fim = o.fim_rate > 0;
+    refuse_idle(!fim && o.given.count("fim-spm-rate") > 0, "--fim-spm-rate", "--fim-rate");
+    refuse_idle(!fim && o.given.count("seed") > 0, "--seed", "--fim-rate");
+    refuse_together(fim && (o.chat || o.preference), "--fim-rate", o.chat ? "--chat" : "--preference",
+                    "the middle of a text is moved, not of a conversation");
 }
 
-inline void encode_chunk(const PrepareOptions& o, const Tokenizer& tokenizer, const ChatEncoder* chat, const Chunk& chunk,
-                         PreparedChunk& p) {
-    std::vector<int>& tokens = p.text.tokens;
-    tokens.clear();  // keeps its memory
-    p.spelled = 0;
-    if (!chat) {
-        tokenizer.encode_append(chunk.text, tokens, o.parse_special_tokens, chunk.continues);
-        p.spelled = tokenizer.count_special(chunk.text);
-        p.lost = tokenizer.count_lost(chunk.text, tokens);
-        if (chunk.ends_document && !o.no_append_eod) tokens.push_back(tokenizer.eod_id());
-        return;
+// What prepare makes of a document: tokens of its text, with its middle moved or not, or of the conversation in it.
+struct DocumentEncoder {
+    const PrepareOptions& o;
+    const Tokenizer& tokenizer;
+    const ChatEncoder* chat;  // or null
+    const FillInMiddle* fim;  // or null
+
+    void encode(const Chunk& chunk, PreparedChunk& p) const {
+        std::vector<int>& tokens = p.text.tokens;
+        tokens.clear();  // keeps its memory
+        p.spelled = 0;
+        if (!chat) {
+            if (fim) move_middle(chunk, p);
+            else {
+                tokenizer.encode_append(chunk.text, tokens, o.parse_special_tokens, chunk.continues);
+                p.lost = tokenizer.count_lost(chunk.text, tokens);
+            }
+            p.spelled = tokenizer.count_special(chunk.text);
+            if (chunk.ends_document && !o.no_append_eod) tokens.push_back(tokenizer.eod_id());
+            return;
+        }
+        p.text = chat->encode(chunk.rendered, chunk.conversation, o.parse_special_tokens);
+        if (o.preference) p.rejected = chat->encode(chunk.rendered_rejected, chunk.rejected, o.parse_special_tokens);
+        p.spelled = p.text.spelled + p.rejected.spelled;
     }
-    p.text = chat->encode(chunk.rendered, chunk.conversation, o.parse_special_tokens);
-    if (o.preference) p.rejected = chat->encode(chunk.rendered_rejected, chunk.rejected, o.parse_special_tokens);
-    p.spelled = p.text.spelled + p.rejected.spelled;
-}
+
+    // chunk: a whole document.
+    void move_middle(const Chunk& chunk, PreparedChunk& p) const {
+        p.lost = 0;
+        fim->split(
+            chunk.text, (uint32_t)chunk.file, (uint64_t)chunk.number, [&](int token) { p.text.tokens.push_back(token); },
+            [&](std::string_view part, bool continues) {
+                std::vector<int> tokens;
+                tokenizer.encode_append(part, tokens, o.parse_special_tokens, continues);
+                p.lost += tokenizer.count_lost(part, tokens);
+                p.text.tokens.insert(p.text.tokens.end(), tokens.begin(), tokens.end());
+            });
+    }
+};
 
 // Encodes the reader's text and writes it. After an error, `state` (or null) keeps the written tokens.
-inline void encode_and_write(const PrepareOptions& o, const Tokenizer& tokenizer, const ChatEncoder* chat,
-                             DocumentReader& reader, PrepareState* state, TokenDatasetWriter& writer, PrepareCounts& counts) {
+inline void encode_and_write(const DocumentEncoder& encoder, DocumentReader& reader, PrepareState* state,
+                             TokenDatasetWriter& writer, PrepareCounts& counts) {
+    const PrepareOptions& o = encoder.o;
     std::vector<PreparedChunk> prepared;
     const auto write = [&](const ChatTokens& text, bool ends) {
-        writer.add(text.tokens.data(), text.tokens.size(), chat ? text.in_loss.data() : nullptr);
+        writer.add(text.tokens.data(), text.tokens.size(), encoder.chat ? text.in_loss.data() : nullptr);
         if (ends) writer.end_document();
         counts.tokens += (int64_t)text.tokens.size();
         counts.in_loss += std::count(text.in_loss.begin(), text.in_loss.end(), 1);
@@ -125,7 +155,7 @@ inline void encode_and_write(const PrepareOptions& o, const Tokenizer& tokenizer
     try {
         for_each_chunk(
             reader, cpu::thread_count(o.workers), "preparing",
-            [&](const Chunk& chunk, size_t i) { encode_chunk(o, tokenizer, chat, chunk, prepared[i]); },
+            [&](const Chunk& chunk, size_t i) { encoder.encode(chunk, prepared[i]); },
             [&](const Chunk& chunk, size_t i) {
                 if (state && state->is_known(chunk)) return;
                 const auto& [text, rejected, spelled, lost] = prepared[i];
@@ -233,6 +263,9 @@ inline int prepare(const PrepareOptions& given, InputShare* share) {
              tokenizer.source().c_str());
     TextInput input = text_input(o, o.input, "prepare --input", o.split_documents);
     input.writes = o.output_prefix;
+    std::optional<FillInMiddle> fim;
+    if (o.fim_rate > 0) fim.emplace(tokenizer, o.fim_rate, o.fim_spm_rate, (uint64_t)o.seed);
+    input.whole_documents = fim.has_value();
     std::optional<ChatEncoder> chat;
     if (chats) chat.emplace(prepare_conversations(o, tokenizer, input));
     DocumentReader reader(std::move(input));
@@ -262,7 +295,8 @@ inline int prepare(const PrepareOptions& given, InputShare* share) {
     if (share) check_same_files(*share, reader, o.output_prefix + ".bin" + writer.unfinished_ending());
     const auto [dir, name] = folder_and_name(prefix + rank_mark);
     if (is_first(share)) remove_unfinished_in(dir, name);  // parts of killed ranks
-    encode_and_write(o, tokenizer, chat ? &*chat : nullptr, reader, state ? &*state : nullptr, writer, counts);
+    const DocumentEncoder encoder = {o, tokenizer, chat ? &*chat : nullptr, fim ? &*fim : nullptr};
+    encode_and_write(encoder, reader, state ? &*state : nullptr, writer, counts);
     if (state) state->check_reached();
     if (share) {
         if (state) state->save(writer);

@@ -283,7 +283,7 @@ inline const OtherName other_names[] = {
     {"serve", "dtype precision torch-dtype fp16 half",
      "the precision is chosen when the program is built: `make PRECISION=bf16` or fp32"},
     // text and data
-    {"prepare", "shuffle seed", "the order of documents is a choice of train"},
+    {"prepare", "shuffle", "the order of documents is a choice of train"},
     {"prepare", "overwrite force", "existing data of the same name is replaced"},
     {"prepare", "train-on-inputs mask-inputs response-template", "--chat has the loss on the answers only"},
     {"prepare", "filter dedup lang language", "texts are filtered by train_gpt curate"},

@@ -50,6 +50,11 @@
     X(bool, no_append_eod, "", false, anything(), "Output", "omit the end-of-document token after each document")         \
     X(bool, parse_special_tokens, "", false, anything(), "Output",                                                        \
       "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")                       \
+    X(double, fim_rate, "", 0, between(0, 1), "Fill-in-the-middle",                                                       \
+      "share of the documents whose middle is moved to the end, so that the model learns to fill gaps")                   \
+    X(double, fim_spm_rate, "", 0.5, between(0, 1), "Fill-in-the-middle",                                                 \
+      "share of these documents that have the suffix before the prefix")                                                  \
+    X(int64_t, seed, "", 1234, at_least(0), "Fill-in-the-middle", "seed for drawing these documents and their parts")     \
     X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                             \
     X(bool, resume, "", false, anything(), "Run",                                                                         \
       "keep PREFIX.*.partial when interrupted, and resume from it if it exists; must be set from the start")
