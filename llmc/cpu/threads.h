@@ -1,4 +1,4 @@
-// The number of threads for the CPU's ops, their CPUs, and their treatment of denormals.
+// The number of threads for the CPU's ops, their CPUs, their treatment of denormals, and the processor's name.
 #pragma once
 #include <omp.h>
 #include <sched.h>
@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 #ifdef __SSE__
@@ -147,6 +149,28 @@ inline void flush_denormals() {
     asm volatile("mrs %0, fpcr" : "=r"(control));
     asm volatile("msr fpcr, %0" : : "r"(control | 1ull << 24));
 #endif
+}
+
+// The name of the CPU for logs. ARM's kernel reports only the numbers of the designer and of the core.
+inline std::string processor_name(const char* path = "/proc/cpuinfo") {
+    static const std::map<std::string, std::string> arm_names = {
+        {"0x41 0xd0c", "Arm Neoverse N1"}, {"0x41 0xd40", "Arm Neoverse V1"}, {"0x41 0xd49", "Arm Neoverse N2"},
+        {"0x41 0xd4f", "Arm Neoverse V2"}, {"0xc0 0xac3", "Ampere-1"},        {"0xc0 0xac4", "Ampere-1a"}};
+    std::ifstream lines(path);
+    std::string designer, name = "CPU";
+    for (std::string line; std::getline(lines, line);) {
+        const size_t colon = line.find(": ");
+        if (colon == std::string::npos) continue;
+        const std::string value = line.substr(colon + 2);
+        const auto is = [&](const char* wanted) { return line.rfind(wanted, 0) == 0; };
+        if (is("model name") || is("Model") || is("cpu\t")) return value;
+        if (is("CPU implementer")) designer = value;
+        if (!is("CPU part")) continue;
+        const auto known = arm_names.find(designer + " " + value);
+        name = known != arm_names.end() ? known->second
+                                        : (designer == "0x61" ? "Apple CPU " : "ARM CPU " + designer + " ") + value;
+    }
+    return name;
 }
 
 }  // namespace cpu

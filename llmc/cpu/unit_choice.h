@@ -23,28 +23,6 @@
 
 namespace cpu {
 
-// The name of the CPU for logs. ARM's kernel reports only the numbers of the designer and of the core.
-inline std::string processor_name(const char* path = "/proc/cpuinfo") {
-    static const std::map<std::string, std::string> arm_names = {
-        {"0x41 0xd0c", "Arm Neoverse N1"}, {"0x41 0xd40", "Arm Neoverse V1"}, {"0x41 0xd49", "Arm Neoverse N2"},
-        {"0x41 0xd4f", "Arm Neoverse V2"}, {"0xc0 0xac3", "Ampere-1"},        {"0xc0 0xac4", "Ampere-1a"}};
-    std::ifstream lines(path);
-    std::string designer, name = "CPU";
-    for (std::string line; std::getline(lines, line);) {
-        const size_t colon = line.find(": ");
-        if (colon == std::string::npos) continue;
-        const std::string value = line.substr(colon + 2);
-        const auto is = [&](const char* wanted) { return line.rfind(wanted, 0) == 0; };
-        if (is("model name") || is("Model") || is("cpu\t")) return value;
-        if (is("CPU implementer")) designer = value;
-        if (!is("CPU part")) continue;
-        const auto known = arm_names.find(designer + " " + value);
-        name = known != arm_names.end() ? known->second
-                                        : (designer == "0x61" ? "Apple CPU " : "ARM CPU " + designer + " ") + value;
-    }
-    return name;
-}
-
 #if CPU_FAST_PATHS
 namespace detail {
 
