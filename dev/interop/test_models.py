@@ -179,7 +179,7 @@ FAMILIES = {
         "norms in turn": dict(multi_query=False, parallel_attn=False, bias=True, **FALCON | dict(hidden_size=80))}),
     "gpt_oss": (t.GptOssConfig, {
         "": dict(num_local_experts=5, sliding_window=7, **scaled("yarn", truncate=False), **MIXTURE),
-        "without biases of attention": dict(num_local_experts=5, sliding_window=None, attention_bias=False,
+        "without biases of attention": dict(num_local_experts=6, sliding_window=7, attention_bias=False,
                                             layer_types=["full_attention"] * MIXTURE["num_hidden_layers"],
                                             **rope(rope_type="default"), **MIXTURE)}),
 }
