@@ -300,6 +300,25 @@ touch source/build/none
 status "a folder that cannot be made" 2 make -s -C source NODEPS=1 CXX=./linker build/none/dump_tokens
 expect "a folder that cannot be made: ends there" refused grep -q building stdout.txt
 
+# ---- init ----
+plan() { "$program" train --dry-run --world 1 "$@" | grep -E '^  (shape|family|parameters|step|run) |cosine'; }
+sized=(--size 300k --vocab-size 300 --seed 7 --micro-batch-size 4)
+status "init" 0 "$program" init "${sized[@]}" --out sized --file sized.toml
+says "init: names the command" "train --config sized.toml"
+expect "init: the plan is that of its options" test -n "$(plan --config sized.toml)" -a "$(plan --config sized.toml)" = "$(plan "${sized[@]}")"
+for line in '^seed = 7$' '^num-layers = 6$' '^# learning rate at the end of the decay' '^# eval-iters = 100$' '^# fp8-format = NAME$' \
+    '^# *layers x width: 6 x 64'; do
+    expect "init: has $line" grep -q -- "$line" sized.toml
+done
+status "init: again" 0 "$program" init --preset gpt2-124m --file sized.toml
+echo 'lr = 1' >mine.toml
+status "init: another file" 1 "$program" init --preset gpt2-124m --file mine.toml
+says "init: another file: is kept" "mine.toml exists and was not written by init"
+status "init: no model" 2 "$program" init
+says "init: no model: says so" "no model"
+status "init: of a plan" 2 "$program" init --preset gpt2-124m --dry-run
+says "init: of a plan: says so" "--dry-run is for a start of the run"
+
 # ---- installed ----
 expect "make install" make -s -C "$root" install TRAIN_GPT="$program" DESTDIR="$work/root" PREFIX=/usr
 expect "the program is installed" "$work/root/usr/bin/train_gpt" --version

@@ -171,7 +171,7 @@ done
 
 # ---- names in the pages exist ----
 cd "$work" || exit 1
-for command in curate tokenizer prepare train supervise check-node runs tune sweep eval generate serve inspect report export import; do "$program" $command --help-all; done >help.txt 2>&1
+for command in curate tokenizer prepare train init supervise check-node runs tune sweep eval generate serve inspect report export import; do "$program" $command --help-all; done >help.txt 2>&1
 # Options of launchers, containers, downloads, the programs in dev/, and aliases of our options (llmc/options/other_names.h).
 foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --keep-caps --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes
  --nodelist --ntasks --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --local-dir --self-test

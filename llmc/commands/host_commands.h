@@ -10,6 +10,7 @@ struct HostCommands {
     int (*report)(const ReportOptions&);
     int (*inspect)(const InspectOptions&);
     int (*runs)(const RunsOptions&);
+    int (*init)(const InitOptions&);
     int (*supervise)(const SuperviseOptions&, const Strings&);
     int (*import_model)(const ImportOptions&);
     int (*export_model)(World&, const ExportOptions&);
@@ -20,6 +21,7 @@ extern const HostCommands host_commands;
 #include "../base/check.h"
 #include "curate_command.h"
 #include "gguf_command.h"
+#include "init_command.h"
 #include "inspect.h"
 #include "merge.h"
 #include "report_command.h"
@@ -42,7 +44,7 @@ inline int export_either(World& world, const ExportOptions& o) {
 }
 }  // namespace detail
 
-inline const HostCommands host_commands = {curate_on_ranks,   prepare_on_ranks, tokenizer_on_ranks,
-                                           report_command,    inspect_command,  runs_command,
-                                           supervise_command, import_command,   detail::export_either};
+inline const HostCommands host_commands = {curate_on_ranks, prepare_on_ranks,     tokenizer_on_ranks, report_command,
+                                           inspect_command, runs_command,         init_command,       supervise_command,
+                                           import_command,  detail::export_either};
 #endif

@@ -101,8 +101,9 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     if (command == "tokenizer") return run_command("tokenizer", arguments, world, host_commands.tokenizer);
     if (command == "export") return run_command("export", arguments, world, host_commands.export_model);
     if (command == "import") return run_alone("import", arguments, host_commands.import_model);
-    const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted
+    const bool bare = command != "init" && !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted
     if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : command == "runs" ? "--folders" : "--path");
+    if (command == "init") return run_alone("init", arguments, host_commands.init);
     if (command == "runs") return run_alone("runs", arguments, host_commands.runs);
     if (command == "report") return run_alone("report", arguments, host_commands.report);
     return run_alone("inspect", arguments, host_commands.inspect);

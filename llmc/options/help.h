@@ -40,6 +40,11 @@ inline const std::vector<Command>& commands() {
            "scripts/launch.sh mpirun -n 8 --bind-to none ./train_gpt train ..."},
           {"Plan a run on 64 GPUs without having them:", "train_gpt train --preset llama2-7b --world 64 --tp 8 \\",
            "    --global-batch-size 512 --train-iters 100k --dry-run"}}},
+        {"init",
+         "write options of train to a file for --config, with explanations",
+         "(--size N | --preset NAME | --model DIR) OPTIONS OF train [--file run.toml]",
+         {{"A model of 15M parameters, with everything that its size determines:",
+           "train_gpt init --size 15m --tokenizer tok --data-path data/web --out run", "train_gpt train --config run.toml"}}},
         {"tune",
          "find the fastest layout for training or for generation, on any GPUs or on this machine",
          "[--inference] OPTIONS OF train [--world N --device NAME] [--trials N] --out DIR",
@@ -178,11 +183,12 @@ std::vector<OptionRow> option_rows() {
 }
 // Commands that accept all options of train, and more.
 inline bool takes_options_of_train(const std::string& command) {
-    return command == "train" || command == "tune" || command == "sweep";
+    return command == "train" || command == "init" || command == "tune" || command == "sweep";
 }
 // Every option of a command; options common to all commands come last.
 inline std::vector<OptionRow> options_of(const std::string& command) {
     std::vector<OptionRow> rows = command == "train"        ? option_rows<TrainOptions>()
+                                  : command == "init"       ? option_rows<InitOptions>()
                                   : command == "tune"       ? option_rows<TuneOptions>()
                                   : command == "sweep"      ? option_rows<SweepOptions>()
                                   : command == "prepare"    ? option_rows<PrepareOptions>()
@@ -198,7 +204,8 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
                                   : command == "export"     ? option_rows<ExportOptions>()
                                   : command == "import"     ? option_rows<ImportOptions>()
                                                             : option_rows<InspectOptions>();
-    const Strings refused = command == "tune"    ? Strings{"resume", "time-budget"}
+    const Strings refused = command == "init"    ? Strings{"dry-run", "json"}
+                            : command == "tune"  ? Strings{"resume", "time-budget"}
                             : command == "sweep" ? Strings{"resume",
                                                            "world",
                                                            "time-budget",

@@ -804,6 +804,7 @@ inline const Strings& everyday_options() {
                                   "on-spike",
                                   "fp8-format",
                                   "out",
+                                  "file",
                                   "dry-run",
                                   "threads",
                                   "recompute-granularity",
@@ -909,6 +910,17 @@ inline std::vector<Option> options_in(TuneOptions& o) {
                              {"dry_run", "search, but write no files"},
                              {"json", "print the result as one JSON object, for other programs"}});
     TUNE_OPTIONS(OPTION_ADD)
+    return options;
+}
+// The options of a run that a file gets.
+#define INIT_OPTIONS(X) \
+    X(std::string, file, "", "run.toml", word("FILE"), "Init", "file to write, for `train --config`; replaced if init wrote it")
+struct InitOptions : TrainOptions {
+    INIT_OPTIONS(OPTION_FIELD)
+};
+inline std::vector<Option> options_in(InitOptions& o) {
+    std::vector<Option> options = options_in((TrainOptions&)o);
+    INIT_OPTIONS(OPTION_ADD)
     return options;
 }
 // The options of a run whose hyperparameters are searched, and of the search.
