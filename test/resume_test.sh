@@ -235,6 +235,9 @@ expect "another dropout is refused" refused train gpt2 x --resume gpt2-whole/ste
 says "it is named" "hidden-dropout is 0.1; the checkpoint was written with 0.*--override hidden-dropout"
 expect "unless it is overridden" train gpt2 dropout --resume gpt2-whole/step_00000028 --hidden-dropout 0.1 --override hidden-dropout
 
+expect "from a model" "$program" train "${small[@]}" --model gpt2-whole --data-path text --train-iters 2 --out from-model
+expect "resumed with another model" "$program" train "${small[@]}" --model plain --data-path text --train-iters 2 --resume from-model --out from-model
+says "a note that it is not read" "note: --model plain/step_00000008 is not read: resuming from-model/step_00000002, whose run started from gpt2-whole/step_00000030"
 expect "another size is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --hidden-size 64
 says "the field is named" "'n_embd' is 32 in the checkpoint and 64"
 expect "another family is refused" refused train llama-wsd x --resume gpt2-whole/step_00000028

@@ -324,6 +324,10 @@ inline void set_up_model(Run& run) {
         const std::string difference = config_difference(read_config(run.resumed_from), run.c);
         if (!difference.empty())
             fail("the model differs from the checkpoint's (%s): %s", run.resumed_from.c_str(), difference.c_str());
+        const std::string before = run.state.options.value("model", std::string());
+        if (run.main_rank() && o.given.count("model") && o.model != before)
+            print_line(stderr, format("note: --model %s is not read: resuming %s, whose run started from %s", o.model.c_str(),
+                                      run.resumed_from.c_str(), before.empty() ? "random weights" : before.c_str()));
     }
     if (o.seq_length == 0) o.seq_length = run.c.room();
     if (o.seq_length > run.c.room() && run.c.virtual_tokens.on())
