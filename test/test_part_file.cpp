@@ -1,4 +1,4 @@
-// Parts of snapshots on several nodes: what is written is read back, whatever is damaged is found; who keeps and reads which.
+// Parts of snapshots on several nodes: writing and reading, damage, and the choices of keepers and readers.
 #include <gtest/gtest.h>
 
 #include <thread>
