@@ -64,10 +64,15 @@ expect "whole" eval "(train 'a a' whole)"
 expect "killed, then all ranks on one node" killed_after_12 "a b" fewer
 expect "a new run does not replace it" refused eval "(train 'a b' fewer)"
 rm -r "${memory:?}/a"
+cp -r "$memory" kept && cp fewer/.snapshots kept-name
 expect "one node fewer" eval "(train 'b b' fewer --resume auto)"
 resumed_at "one node fewer: the copies" "fewer/step_00000012"
 expect "one node fewer: the same bits" same_tensors whole fewer
 nothing_left "one node fewer" fewer
+cp -r kept/. "$memory" && cp kept-name fewer/.snapshots
+expect "killed at its end, before it removes them" eval "(train 'b b' fewer --resume auto)"
+says "it is finished" "the run is finished"
+nothing_left "killed at its end" fewer
 
 expect "killed, then one rank" killed_after_12 "a b" single
 rm -r "${memory:?}/b"
