@@ -119,7 +119,7 @@ public:
             wait_for_device(ctx_);
         }
         begin();
-        for (; !m_.copies && uses_memory(); proceed()) usleep(1000);
+        if (!m_.copies) wait_for_memory();
     }
 
     // For the watchdog, which asks on a thread of its own: since when the disk has not taken or given anything of a save.
@@ -133,6 +133,10 @@ public:
         waits_ = true;
         for (proceed(); phase_ != Phase::idle; proceed()) usleep(1000);
         waits_ = false;
+    }
+    // Until the copy of the training memory is free for another save.
+    void wait_for_memory() {
+        for (; uses_memory(); proceed()) usleep(1000);
     }
     bool idle() const { return phase_ == Phase::idle; }  // the same on every rank
     // The result of the last save, once, as soon as it is complete.
