@@ -47,6 +47,11 @@ class Launch:
         if self.shell:
             words += ["sh", "-c", f'exec "$@" {self.shell}', "sh"]
         words = (["env"] if words else []) + words + [self.program, "train"] + self.options + ["--out", str(self.place.out)]
+        if "--snapshot-every" in self.options:
+            words += ["--snapshot-directory", str(self.place.memory)]
+            # On two nodes, or one if the other is lost and not replaced.
+            half, each = str(self.ranks // 2), [["env", f"TRAIN_GPT_TEST_NODE={node}", *words] for node in self.place.nodes]
+            return each[0] if self.ranks == 1 else ["mpirun", "-n", half, *each[0], ":", "-n", half, *each[1]]
         return words if self.ranks == 1 else ["mpirun", "-n", str(self.ranks)] + words
 
 

@@ -642,6 +642,47 @@ class Truncate(Damage):
         path.write_bytes(data + b"x" * 7 if self.pick.random() < 0.2 else data[: self.pick.randrange(max(1, len(data)))])
 
 
+class InMemory(Fault):
+    """Of snapshots in the memory of nodes."""
+
+    when = "between"
+
+    @staticmethod
+    def possible(scenario, tools):
+        return "" if scenario.has("snapshots") else "no snapshots"
+
+    def draw(self):
+        self.number = self.rng.randrange(1000)
+
+    def files(self, place):
+        return sorted(p for p in place.memory.rglob("*") if p.is_file() and p.name != "run")
+
+
+class LoseNode(InMemory):
+    """A node is lost with its memory; another takes its place, or its ranks move to the node that is left."""
+
+    chance = 3
+
+    def between(self, place):
+        lost = self.number % 2
+        shutil.rmtree(place.memory / place.nodes[lost], ignore_errors=True)
+        place.nodes[lost] = place.nodes[1 - lost] if self.number % 3 == 0 else f"c{self.number}"
+        place.forgets_memory = True
+
+
+class FlipBitInMemory(InMemory):
+    """One bit flips in the memory that a node has of a snapshot."""
+
+    def between(self, place):
+        files = self.files(place)
+        if files:
+            path = files[self.number % len(files)]
+            data = bytearray(path.read_bytes())
+            if data:
+                data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+                path.write_bytes(data)
+
+
 class HalfLine(Fault):
     """The log ends with half a line, or has a line that is not a record."""
 
@@ -674,6 +715,7 @@ class Copy(Fault):
         subprocess.run(["cp", "-rL", str(place.out), str(copy)], stderr=subprocess.DEVNULL)
         shutil.rmtree(place.out)
         place.out = copy
+        place.forgets_memory = True
         place.touched |= {"latest"}
 
 
@@ -690,7 +732,7 @@ class OtherLayout(Fault):
         return "" if scenario.other != scenario.layout else "the same layout"
 
     def between(self, place):
-        place.other_layout = True
+        place.other_layout = place.forgets_memory = True  # of a node that it does not use
 
 
 class UserFiles(Fault):
@@ -704,7 +746,7 @@ class UserFiles(Fault):
 
 
 ALL = [KillRank, KillMpirun, KillAll, Pause, Freeze, SlowRank, Nice, Signals, ExitAfter, TwoStarters, Output, DiskFull, ReadOnly, NotMine,
-       Limit, DieAtCall, FailAtCall, LostWrite, WrongWrite, ReadFails, OddFileSystem, SlowFiles, ClockJump, Remove, RemoveBetween, Replace, ReplaceBetween, FlipBit, Truncate, HalfLine, Copy,
+       Limit, DieAtCall, FailAtCall, LostWrite, WrongWrite, ReadFails, OddFileSystem, SlowFiles, ClockJump, Remove, RemoveBetween, Replace, ReplaceBetween, FlipBit, Truncate, LoseNode, FlipBitInMemory, HalfLine, Copy,
        OtherLayout, UserFiles, FlipWeight, FlakyGradient]  # fmt: skip
 ALONE = {DiskFull, ReadOnly, TwoStarters, NotMine, Freeze, FlipWeight, FlakyGradient}  # at most one of these per attempt
 

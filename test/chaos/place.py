@@ -19,11 +19,15 @@ class Place:
         if small_disk:
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(self.disk)], check=True)
         self.out = self.disk / "out"
+        self.memory = self.dir / "memory"  # of the nodes, for snapshots
+        self.memory.mkdir()
+        self.nodes = ["a", "b"]
         self.planted = {}  # path below OUT -> content
         self.touched = set()  # by faults: OUT, log, latest, checkpoints
         self.damaged = set()  # names of checkpoints damaged by faults
         self.obstacles = []  # put by faults in place of the trainer's files
         self.read_only, self.other_layout = None, False
+        self.forgets_memory = False  # the run in `out` does not know its snapshots any more
 
     def plant(self, files):
         for name, content in files.items():
@@ -110,3 +114,5 @@ class Place:
         for path in [*self.out.iterdir(), *(p for c in verify.checkpoints(self.out).values() for p in c.rglob("*"))]:
             temporary = ".tmp" in path.name or path.name.endswith(".old") or path.name.startswith(".step_")
             require(not temporary or path.name in own, "something temporary is left behind", str(path.relative_to(self.out)))
+        left = [p for p in self.memory.rglob("*") if not p.is_dir()]
+        require(not left or self.touched or self.forgets_memory, "snapshots are left behind", str(left[:1]))

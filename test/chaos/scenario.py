@@ -17,7 +17,7 @@ CHANCES = {"grouped-queries": 0.3, "z-loss": 0.2, "fp8": 0.2, "ramp-up": 0.2, "b
            "skip-batches": 0.15, "skip-iterations": 0.1, "recompute": 0.15, "rollback": 0.12, "nan-gradient": 0.1, "samples": 0.1,
            "no-validation": 0.1, "check-replicas": 0.1, "health": 0.1, "wsd": 0.2, "weight-decay": 0.1, "keep-every": 0.2,
            "in-foreground": 0.3, "buckets": 0.15, "no-overlap": 0.1, "quiet": 0.2, "muon": 0.15, "normuon": 0.1, "ema": 0.2,
-           "bf16-gradients": 0.1, "bf16-moments": 0.1, "fp8-moments": 0.1, "dropout": 0.15, "lora": 0.15}  # fmt: skip
+           "bf16-gradients": 0.1, "bf16-moments": 0.1, "fp8-moments": 0.1, "dropout": 0.15, "lora": 0.15, "snapshots": 0.3}  # fmt: skip
 FAMILIES = {
     "gpt2": "",
     "bloom": "--position-embedding-type alibi --embed-layernorm",
@@ -109,7 +109,7 @@ def draw(seed, builds, leave_out):
     if brief:
         steps, chosen = 1 + trainer_seed % 3, chosen - {"skip-batches", "skip-iterations", "wsd", "fp8", "nan-gradient", "rollback", "ramp-up"}
     if "rollback" in chosen:  # needs undisturbed steps, and checkpoints at fixed steps
-        chosen -= {"skip-batches", "skip-iterations", "ramp-up", "nan-gradient", "epochs", "no-validation"}
+        chosen -= {"skip-batches", "skip-iterations", "ramp-up", "nan-gradient", "epochs", "no-validation", "snapshots"}
         steps, keep, save = 40, "0", "5"
     if "epochs" in chosen:
         chosen -= {"blend"}
@@ -169,6 +169,7 @@ def draw(seed, builds, leave_out):
         "fp8-moments": "--exp-avg-dtype fp8 --exp-avg-sq-dtype fp8",
         "dropout": "--hidden-dropout 0.1 --attention-dropout 0.1",
         "lora": "--lora-rank 4 --lora-dropout 0.1",
+        "snapshots": "--snapshot-every 3",
         "nan-gradient": "",
         "rollback": "--on-spike rollback --spike-window 16 --spike-loss-deviations 5 --rollback-distance 3 --rollback-batches 4",
     }
