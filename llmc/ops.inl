@@ -401,6 +401,9 @@ template <class E>
 void all_reduce(Ctx& ctx, Comm& comm, E* x, size_t n);
 // The elementwise maximum over the ranks, of n floats in the backend's memory, in place. NaNs are ignored.
 void all_reduce_max(Ctx& ctx, Comm& comm, float* x, size_t n);
+// Bytes of memory, other than the operands, in which a sum over `size` ranks receives the others' contributions to this rank's
+// block of the sum, of so many bytes; 0 on GPUs (plan/nccl_memory.h).
+size_t contribution_bytes(int size, size_t block);
 // Gathers every rank's part, in the order of ranks. mine may be out + rank * n.
 template <class E>
 void all_gather(Ctx& ctx, Comm& comm, E* out /*(size, n)*/, const E* mine /*(n)*/, size_t n);

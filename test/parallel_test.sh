@@ -128,22 +128,26 @@ long=(--data-path long --split "100, 0, 0" --eval-iters 0 --seq-length 32768 --m
 expect "32,768 tokens on one rank" train 1 long1 "${long[@]}" --threads 2
 expect "32,768 tokens on four ranks" train 4 long4 "${long[@]}" --cp 4
 expect "32,768 tokens: one rank's losses" near long1 long4 2
-# memory_of RANKS TOKENS OPTIONS...: rank 0's planned memory and its peak, in MiB, with samples of so many tokens. The plan lacks
-# MPI's buffers.
-memory_of() {
-    local n=$1 run=("${long[@]}" --seq-length "$2" --num-attention-heads 4 --num-query-groups 2 --hidden-size 256 --window-size 512 "${@:3}")
-    train "$n" memory "${run[@]}" --dry-run 2>&1 | sed -n 's/^ *total  *\(.*\) MiB$/\1/p'
-    train "$n" memory "${run[@]}" 2>&1 | sed -n 's/^peak memory \(.*\) MiB$/\1/p'
-    rm -rf memory
+# memory_grows NAME RANKS BEFORE AFTER OPTIONS...: from the options BEFORE to AFTER rank 0's peak memory grows as planned, within
+# 10%.
+memory_grows() {
+    local name=$1 n=$2 before=$3 after=$4 which run memory=()
+    shift 4
+    for which in "$before" "$after"; do
+        # shellcheck disable=SC2206
+        run=("${long[@]}" --num-attention-heads 4 --num-query-groups 2 "$@" $which)
+        memory+=("$(train "$n" memory "${run[@]}" --dry-run 2>&1 | sed -n 's/^ *total  *\(.*\) MiB$/\1/p')")
+        memory+=("$(train "$n" memory "${run[@]}" 2>&1 | sed -n 's/^peak memory \(.*\) MiB$/\1/p')")
+        rm -rf memory
+    done
+    expect "$name: peak memory grows as planned (planned, peak: ${memory[*]} MiB)" awk -v memory="${memory[*]}" \
+        'BEGIN { n = split(memory, m); ratio = (m[4] - m[2]) / (m[3] - m[1]); exit !(n == 4 && ratio > 0.9 && ratio < 1.1) }'
 }
 if [[ -z ${SAN:-} ]]; then
-    for options in "2 8192 --cp 2" "2 8192 --cp 2 --context-parallel-method alltoall" ${ALL:+"4 32768 --cp 4"}; do
-        read -r n tokens options <<<"$options"
-        # shellcheck disable=SC2086
-        memory=$(memory_of "$n" 1024 $options && memory_of "$n" "$tokens" $options)
-        expect "$tokens tokens, $options: from 1,024 on peak memory grows as planned (${memory//$'\n'/, } MiB)" \
-            awk -v memory="$memory" 'BEGIN { n = split(memory, m); ratio = (m[4] - m[2]) / (m[3] - m[1]); exit !(n == 4 && ratio > 0.85 && ratio < 1.15) }'
-    done
+    window=(--hidden-size 256 --window-size 512)
+    memory_grows "8,192 tokens on two ranks" 2 "--seq-length 1024" "--seq-length 8192" "${window[@]}" --cp 2
+    memory_grows "the same, by heads" 2 "--seq-length 1024" "--seq-length 8192" "${window[@]}" --cp 2 --context-parallel-method alltoall
+    [[ -z ${ALL:-} ]] || memory_grows "32,768 tokens on four ranks" 4 "--seq-length 1024" "--seq-length 32768" "${window[@]}" --cp 4
 fi
 refuses_context() { # NAME PATTERN OPTIONS...
     local name=$1 pattern=$2

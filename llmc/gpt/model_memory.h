@@ -432,6 +432,24 @@ inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
     for (size_t k = 0; k < 4; k++) inputs[k]->inverse = s.inverses + k;
 }
 
+// Memory for other ranks' contributions to sums (be::contribution_bytes), which each group of ranks keeps for its largest ones:
+// two at a time of gradients, one of activations.
+inline size_t memory_of_sums(const Model& m) {
+    const Mesh& mesh = m.ranks->mesh;
+    const size_t rows = (size_t)m.a.B * m.a.T, row = (size_t)m.c.C * sizeof(floatX);
+    const size_t keys = 2 * (size_t)m.local.NKVl * m.c.HS() * sizeof(floatX);
+    size_t gradients[2] = {};  // the larger one first
+    for (const Bucket& b : m.shards.buckets) {
+        const int size = (b.of_experts ? mesh.edp : mesh.dp).size;
+        const size_t n = b.owner < 0 ? ceil_div(b.end - b.begin, (size_t)size) : b.end - b.begin;
+        gradients[1] = std::max(gradients[1], be::contribution_bytes(size, n * m.grads.element_bytes()));
+        if (gradients[1] > gradients[0]) std::swap(gradients[0], gradients[1]);
+    }
+    return gradients[0] + gradients[1] + be::contribution_bytes(mesh.tp.size, rows * row / (size_t)mesh.tp.size) +
+           be::contribution_bytes(mesh.cp.size, m.ranks->exchanges_heads ? 0 : rows * keys) +
+           be::contribution_bytes(mesh.ep.size, m.sends_all_to_all() ? 0 : rows * row);
+}
+
 // ---- sizes, and advice ------------------------------------------------------------------------------------------------------
 
 // Rows of logits at a time for N rows: equal parts in whole tiles, each of at most max_rows.

@@ -143,6 +143,9 @@ private:
 namespace cpu {
 namespace detail {
 
+// Bytes of a piece of a rank's contribution.
+inline size_t piece_bytes_of(int size) { return std::clamp<size_t>((16 << 20) / (size_t)(size - 1), 64 << 10, 4 << 20); }
+
 // The ranks of a Comm and its MPI state, at a fixed address.
 struct Group : comm_detail::Members {
     size_t piece_bytes = 0;  // size of pieces of contributions
@@ -164,7 +167,7 @@ struct Group : comm_detail::Members {
         MPI(MPI_Group_free(&all));
         MPI(MPI_Comm_set_errhandler(collectives, MPI_ERRORS_RETURN));
         MPI(MPI_Comm_set_errhandler(messages, MPI_ERRORS_RETURN));
-        piece_bytes = std::clamp<size_t>((16 << 20) / (size_t)(size - 1), 64 << 10, 4 << 20);
+        piece_bytes = piece_bytes_of(size);
         most_bytes = 1 << 30;
         if (world_detail::variable("TRAIN_GPT_COMM_PIECE"))
             piece_bytes = most_bytes = (size_t)world_detail::number("TRAIN_GPT_COMM_PIECE", 8, 1 << 30) / 8 * 8;
@@ -380,6 +383,10 @@ inline std::vector<size_t> one_block(int size, int root, size_t n) {
 }
 
 }  // namespace detail
+
+inline size_t contribution_bytes(int size, size_t block) {
+    return size == 1 ? 0 : 2 * (size_t)(size - 1) * std::min(block, detail::piece_bytes_of(size));
+}
 
 // ---- collectives -----------------------------------------------------------------------------------------------------------
 template <class E>

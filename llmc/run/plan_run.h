@@ -75,8 +75,10 @@ inline std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     // Rows of several sequences are not divided over ranks: with sequence parallelism answers are written one by one.
     const int sequences = run.tasks.any_written() && !m->ranks->sequence_parallel ? B : run.generates() ? 1 : 0;
     plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, {sequences, 0}, steps.micro_batches());
-    if (!run.plans_elsewhere())
+    if (!run.plans_elsewhere()) {
+        m->arena.count("sums over ranks: messages", memory_of_sums(*m));
         m->arena.count("attention: packed operands", be::attention_scratch(run.ctx, largest_call(attention, *m->ranks)));
+    }
     m->plan_copy(m->arena, o.save_in_foreground);
     return m;
 }
