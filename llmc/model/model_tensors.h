@@ -96,8 +96,8 @@ struct TensorSpec {
     }
 };
 
-// Consecutive rows of a quantized tensor with one format, in nf4-double of one matrix of the model's files, and the bytes of the
-// tensor before their codes.
+// Consecutive rows of a quantized tensor with one format, in nf4-double of one matrix of the model's files, and the bytes of
+// the tensor before their codes.
 struct CodedRows {
     WeightFormat format;
     int row, rows;
