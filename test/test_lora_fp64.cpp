@@ -236,8 +236,8 @@ TEST(Lora, QuantizedWeightsComputeAsTheirDecodedValues) {
                     worst = std::max(worst, std::abs(to[k] - before[k]));
                     largest = std::max(largest, std::abs(before[k]));
                 }
-                // Half of the largest gap between levels, 0.304, in nf4-double times a scale that may be too large, too; half a
-                // step of 1/127 and d's rounding to fp16; half of a step in 15 of twice the largest number, and clipped numbers.
+                // Half of the largest gap between levels, 0.304, in nf4-double times a scale that may be too large; half a step
+                // of 1/127 and d's rounding to fp16; half of a step in 15 of twice the largest number, and clipped numbers.
                 const double bound = format == WeightFormat::nf4          ? 0.1521
                                      : format == WeightFormat::nf4_double ? 0.17
                                      : format == WeightFormat::q8_0       ? 0.5 / 127 + 0x1p-11
