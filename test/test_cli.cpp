@@ -568,8 +568,8 @@ TEST(Cli, HelpShowsTheUsualOptionsAndHelpAllTheRest) {
     const auto rows = cli::options_of("train");
     const auto shown = [&](const std::string& text) {
         return std::count_if(rows.begin(), rows.end(), [&](const cli::OptionRow& row) {
-            return text.find("  " + cli::label_of(row) + " ") != std::string::npos ||
-                   text.find("  " + cli::label_of(row) + "\n") != std::string::npos;
+            return text.find("\n  " + cli::label_of(row) + " ") != std::string::npos ||
+                   text.find("\n  " + cli::label_of(row) + "\n") != std::string::npos;
         });
     };
     EXPECT_EQ(shown(all), (int)rows.size());

@@ -635,8 +635,8 @@ inline Allowed one_of(Strings choices) {
     X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                       \
     X(int, num_beams, "", 1, between(1, 1024), "Text",                                                                       \
       "search for the most likely text with this many beams, instead of sampling; --num-samples prints as many of the "      \
-      "texts found, the best first; memory grows with it; default: 1, sampling")                                             \
-    X(double, length_penalty, "", 1.0, between(-100, 100), "Text",                                                           \
+      "texts found, the best first; memory grows with it")                                                                   \
+    X(double, length_penalty, "", 1.0, between(0, 100), "Text",                                                              \
       "with --num-beams: texts are compared by log-probability / length^P; a larger P prefers longer texts")                 \
     X(int, batch, "", 8, between(1, 4096), "Text", "maximum batch size; memory grows with it")                               \
     X(bool, measure_batches, "", false, anything(), "Text",                                                                  \

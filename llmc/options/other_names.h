@@ -242,9 +242,10 @@ inline const OtherName other_names[] = {
     {"generate", "interactive conversation interactive-first -i cnv -cnv", "a conversation is --chat"},
     {"generate", "system-prompt -sys sys", "the system's message is --system"},
     {"generate serve",
-     "repeat-penalty repetition-penalty presence-penalty frequency-penalty min-p typical-p mirostat num-beams "
+     "repeat-penalty repetition-penalty presence-penalty frequency-penalty min-p typical-p mirostat "
      "no-repeat-ngram-size",
      "not supported: tokens are sampled by temperature, top-k and top-p"},
+    {"serve", "num-beams", "beam search is in train_gpt generate"},
     {"generate serve eval",
      "checkpoint ckpt checkpoint-dir model-path model-dir load out-dir out model-name-or-path hf-repo hf-model hf -m -hf",
      "the model's directory, or a run's, is --model"},
