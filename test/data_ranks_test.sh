@@ -90,6 +90,7 @@ head -c 400 in/packed.jsonl.gz >cut.jsonl.gz
 once "a file that is cut off" "cut.jsonl.gz is not a complete gzip file" ranks 3 --input cut.jsonl.gz in/a.jsonl in/b.jsonl --output-prefix x
 printf '' >empty1.txt && printf '' >empty2.txt
 once "tokenizer: no text" "error on rank 0 of 2.*the input is empty" "$MPIRUN" -n 2 "$program" tokenizer --input empty1.txt empty2.txt --output x-tok
+once "tokenizer --report: no text" "error on rank 0 of 2.*the input is empty" "$MPIRUN" -n 2 "$program" tokenizer --report tok --input empty1.txt empty2.txt
 once "tokenizer: a damaged file in another rank's part" "error on rank 1 of 2.*broken.jsonl" "$MPIRUN" -n 2 "$program" tokenizer --input good.jsonl good.jsonl good.jsonl broken.jsonl --output x-tok
 expect "errors leave no files" test -z "$(find . -maxdepth 1 -name 'x.*')"
 no "another command" "train_gpt inspect runs as a single process" "$MPIRUN" -n 2 "$program" inspect tok

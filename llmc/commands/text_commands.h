@@ -415,7 +415,7 @@ inline void check_tokenizer_options(const TokenizerOptions& o) {
 
 // Moves the counts of all ranks to rank 0, in messages of a few MiB.
 inline void gather_counts(InputShare& share, PieceCounts& counts) {
-    constexpr size_t most = 4 << 20;
+    const size_t most = std::max<size_t>(1 << 16, ((size_t)64 << 20) / (size_t)share.size());
     struct Entry {
         int64_t count;
         uint64_t size;  // of the piece, whose bytes follow
@@ -547,6 +547,7 @@ inline int tokenizer_command(const TokenizerOptions& o, InputShare* share) {
             if (o.given.count(name))
                 fail_usage("--report measures a tokenizer; --%s only applies when training one; HINT: omit one of them", name);
         report_tokenizer(Tokenizer::load(tokenizer_path(o.report)), reader, threads, true);
+        if (share) share->gather("");  // rank 0 has not failed
         return 0;
     }
     check_tokenizer_options(o);
@@ -561,6 +562,7 @@ inline int tokenizer_command(const TokenizerOptions& o, InputShare* share) {
         if (share) again.read_share(*share);
         report_tokenizer(Tokenizer::load(file), again, threads, false);
     }
+    if (share) share->gather("");  // rank 0 has not failed
     return 0;
 }
 inline int tokenizer_on_ranks(World& world, const TokenizerOptions& o) {

@@ -50,7 +50,7 @@ public:
         } catch (const OtherRankFailed&) {
             return report("", 0);
         } catch (const std::bad_alloc&) {
-            return fail_all("out of memory; HINT: fewer ranks on a machine, or fewer --workers", 1);
+            return fail_all("out of memory; HINT: fewer ranks on a machine, or fewer --threads", 1);
         } catch (const std::exception& e) {
             return fail_all(in_words(e), exit_status(e));
         }
