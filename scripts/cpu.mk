@@ -1,7 +1,7 @@
 # The CPU to build for: included by the Makefile, which has set `compiler`.
 # A cross compiler (CXX=aarch64-linux-gnu-g++) uses the libraries that scripts/sysroot.sh unpacks or, with NODEPS=1 and
 # without its folder, those of the system for that CPU (libpcre2-dev:arm64, ...).
-triple    := $(patsubst %-g++,%,$(filter %-linux-gnu-g++,$(compiler)))
+triple    := $(filter-out $(shell uname -m)-%,$(patsubst %-g++,%,$(filter %-linux-gnu-g++,$(compiler))))
 other     := $(triple:-linux-gnu=)
 sysroot   := $(if $(triple),$(if $(NODEPS),$(wildcard build/sysroot-$(triple)),build/sysroot-$(triple)))
 other_include := $(if $(sysroot),$(sysroot)/usr/include/$(triple) $(sysroot)/usr/include)

@@ -126,6 +126,8 @@ cpu-bf16-debug/train_gpt -O0 -g3
 END
 expect "make for another CPU" made CXX=aarch64-linux-gnu-g++ MARCH=neoverse-n1 BACKEND=cpu build/cpu-bf16-x/train_gpt
 says "with its compiler's option" "aarch64-linux-gnu-g++ .*-mcpu=neoverse-n1"
+expect "make by this CPU's name of its compiler" made CXX="$(uname -m)-linux-gnu-g++" BACKEND=cpu build/cpu-bf16-x/train_gpt
+says "is not for another CPU" "-m[a-z]*=native"
 expect "make dev" made -B dev
 says "compiles several units" "DSEVERAL_UNITS"
 expect "make refuses what is no program" refused made build/cpu-bf16/nothing
