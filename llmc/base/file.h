@@ -525,11 +525,11 @@ inline std::string beginning_of(const std::string& path, size_t most = 400) {
     });
 }
 // Refuses to replace a file that the command did not write.
-inline void check_replaceable(const std::string& path, const std::string& command) {
+inline void check_replaceable(const std::string& path, const std::string& command, const char* option = "--out") {
     std::error_code error;
     if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return;
     if (!is_regular(path) || beginning_of(path).find(written_by(command)) == std::string::npos)
-        fail("%s exists and was not written by %s; HINT: give another --out", path.c_str(), command.c_str());
+        fail("%s exists and was not written by %s; HINT: give another %s", path.c_str(), command.c_str(), option);
 }
 
 // All of standard input, without its last newline.

@@ -61,7 +61,7 @@ inline std::string commented_options(TrainOptions o, const std::map<std::string,
 }  // namespace detail
 
 inline int init_command(const InitOptions& given) {
-    check_replaceable(given.file, "init");
+    check_replaceable(given.file, "init", "--file");
     TrainOptions o = given;
     for_each_option(o, [&](const Option& option, auto&) {  // --world is for the batch
         const std::string name = option_name(option.field);
