@@ -976,7 +976,7 @@ static void train(World& world, const TrainOptions& given) {
     trainer.discards = run.discards;
     if (run.resumes() && trainer.finished()) {
         run.phase.done();
-        remove_snapshots(world, run.o.out);
+        if (run.in_out(run.resumed_from)) remove_snapshots(world, run.o.out);  // else it is one of them
         if (run.main_rank()) {
             make_latest(run.o.out, run.resumed_from);
             printf("the run is finished: %s of %s are done\n", with_commas(trainer.state.step).c_str(),
