@@ -64,6 +64,7 @@ expect "whole" eval "(train 'a a' whole)"
 expect "killed, then all ranks on one node" killed_after_18 "a b" fewer
 expect "a new run does not replace it" refused eval "(train 'a b' fewer)"
 rm -r "${memory:?}/a"
+expect "a new run does not replace it, though its first rank has no part" refused eval "(train 'a b' fewer)"
 cp -r "$memory" kept && cp fewer/.snapshots kept-name
 expect "one node fewer" eval "(train 'b b' fewer --resume auto)"
 resumed_at "one node fewer: the copies" "fewer/step_00000018"

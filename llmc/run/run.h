@@ -152,7 +152,9 @@ inline void lock_run_directory(World& world, const TrainOptions& o, std::optiona
         lock.emplace(o.out);
         if (const std::string done = adopt_copied_latest(o.out); !done.empty()) print_line(stderr, "note: " + done);
         const std::string snapshots = snapshots_of(o.out);
-        const bool has_snapshots = !snapshots.empty() && !(find_checkpoints(snapshots).empty() && parts_in(snapshots).empty());
+        // Parts may be on other nodes only. A run that ends well leaves no name of snapshots.
+        const bool has_snapshots =
+            is_of_nodes(snapshots_named_in(o.out)) || (!snapshots.empty() && !find_checkpoints(snapshots).empty());
         if (o.resume.empty() && (has_snapshots || !steps_to_try(o.out).empty()))
             fail("%s already holds a run; HINT: --resume auto resumes it; or give another --out", o.out.c_str());
     }
