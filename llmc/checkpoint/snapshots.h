@@ -66,6 +66,16 @@ inline void remove_snapshots_here(const std::string& named, const std::string& r
     std::filesystem::remove(root, ignored);
 }
 
+// Bytes of a directory's files.
+inline double bytes_in(const std::string& root) {
+    double bytes = 0;
+    std::error_code error;
+    for (std::filesystem::recursive_directory_iterator i(root, error), end; !error && i != end; i.increment(error))
+        if (const auto size = i->file_size(error); !error) bytes += (double)size;
+        else error.clear();  // a directory, or removed meanwhile
+    return bytes;
+}
+
 // The directory of a run on one node, which keeps the one that it has.
 inline std::string make_snapshots_of(const std::string& out, const std::string& parent) {
     if (const std::string root = snapshots_of(out); !root.empty() && !is_of_nodes(root)) {

@@ -83,7 +83,7 @@ inline void describe_snapshots(RunTable& t, const Run& run, size_t checkpoint_by
     const std::string root = snapshots_of(o.out), &place = root.empty() ? o.snapshot_directory : root;
     const size_t kept = root.empty() || nodes > 1 ? 0 : std::min<size_t>(2, find_checkpoints(root).size());
     double free = free_space(place);
-    for (const std::string& part : parts_in(root)) free += (double)std::filesystem::file_size(root + "/" + part);  // removed
+    if (nodes > 1 || is_of_nodes(root)) free += bytes_in(root);  // that the new run removes, an unfinished snapshot included
     const double needed = (double)(2 - kept) * (own + copy);
     t.row("snapshots", format("every %s in %s%s, at most 2 of %s", counted(o.snapshot_every, "step").c_str(), place.c_str(),
                               nodes > 1 ? format(" of %zu nodes, with a copy on the next node", nodes).c_str() : "",
