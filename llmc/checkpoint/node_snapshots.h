@@ -104,8 +104,8 @@ private:
             unlink(temporary_.c_str());
         }
         char* data() const { return data_; }
-        void check(const PartId& id) const {
-            const PartFile part(temporary_);
+        void check(const PartId& id, const std::function<void()>& tick) const {
+            const PartFile part(temporary_, true, tick);
             if (part.id().save != id.save || part.id().step != id.step) fail("%s belongs to another save", path_.c_str());
         }
         void commit() const {
@@ -152,17 +152,24 @@ private:
                 return;
             case Phase::publish:
                 own_.reset();
-                for (const auto& copy : copies_) copy->check(id_);
+                for (const auto& copy : copies_) copy->check(id_, [this] { written_->tick(); });
                 for (const auto& copy : copies_) copy->commit();
                 copies_.clear();
                 part_->commit();
                 return;
             case Phase::prune:
-                if (!ring_.first_of_node(world_->rank())) return;
-                for (const std::string& name : parts_in(settings_.out))
-                    if (part_of_name(name).step != id_.step) unlink((settings_.out + "/" + name).c_str());
+                if (ring_.first_of_node(world_->rank())) remove_older_parts();
                 return;
             default: return;
+        }
+    }
+    // An error here leaves too many parts, but the new snapshot is complete.
+    void remove_older_parts() const {
+        try {
+            for (const std::string& name : parts_in(settings_.out))
+                if (part_of_name(name).step != id_.step) unlink((settings_.out + "/" + name).c_str());
+        } catch (const Error& e) {
+            print_line(stderr, std::string("warning: ") + e.what());
         }
     }
     void conclude(Phase phase, const std::string& reports) override {
@@ -342,6 +349,11 @@ private:
         };
         std::vector<Open> files;
         for (const auto& [name, bytes] : part.files()) files.push_back({inside(dir, name, "a snapshot"), bytes});
+        const auto create = [](Open& f) {
+            std::filesystem::create_directories(std::filesystem::path(f.path).parent_path());
+            f.fd = open(f.path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+            if (f.fd < 0 || ftruncate(f.fd, (off_t)f.bytes) != 0) fail_to_write(f.path, errno);
+        };
         const auto close_all = [&] {
             for (const Open& f : files)
                 if (f.fd >= 0) close(f.fd);
@@ -352,15 +364,16 @@ private:
                 CHECK(file < files.size() && offset <= files[file].bytes && bytes <= files[file].bytes - offset,
                       "a piece of a snapshot is outside its file");
                 Open& f = files[file];
-                if (f.fd < 0) {
-                    std::filesystem::create_directories(std::filesystem::path(f.path).parent_path());
-                    f.fd = open(f.path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
-                    if (f.fd < 0 || ftruncate(f.fd, (off_t)f.bytes) != 0) fail_to_write(f.path, errno);
-                }
+                if (f.fd < 0) create(f);
                 const auto some = [&](size_t n) { return pwrite(f.fd, data + n, bytes - n, (off_t)(offset + n)); };
                 if (!move_all(bytes, some)) fail_to_write(f.path, errno);
                 written.add(f.path, offset, data, bytes, f.bytes - offset - bytes);
             });
+            for (Open& f : files)
+                if (f.bytes == 0) {  // has no piece
+                    create(f);
+                    written.add(f.path, 0, "", 0, 0);
+                }
             for (const Open& f : files)
                 if (f.fd >= 0 && fsync(f.fd) != 0 && errno != EINVAL) fail_to_write(f.path, errno);
         } catch (...) {
