@@ -322,7 +322,8 @@ expect "the choices are in a file" test "$(grep -c '"choice":[0-2],"gold":\[[0-2
 if command -v mpirun >/dev/null; then
     on_two_ranks() { mpirun -n 2 --bind-to none "$program" eval "${model[@]}" --tasks core/*.jsonl --tp 2 2>notes.txt; }
     expect "CORE on two ranks" on_two_ranks
-    expect "gives the same" diff <(grep -E '^ +(acc|centred|CORE)' first.txt) <(grep -E '^ +(acc|centred|CORE)' out.txt)
+    cp out.txt second.txt
+    expect "gives the same" diff <(grep -E '^ +(acc|centred|CORE)' first.txt) <(grep -E '^ +(acc|centred|CORE)' second.txt)
 fi
 expect "other solved examples" "$program" eval "${model[@]}" --tasks core/wino.jsonl --num-fewshot 1 --seed 3 --json
 says "one task has a CORE, too" '"core": -\?[01]'
