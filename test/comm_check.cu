@@ -150,6 +150,7 @@ static void check_world(Test& t) {
 static void check_partners(Test& t) {
     World& w = t.world;
     const int rank = w.rank(), size = w.size(), next = (rank + 1) % size, before = (rank + size - 1) % size;
+    if (size == 1) return;  // perhaps without MPI
     const auto bytes_of = [](int r) { return ((size_t)20 << 20) * (size_t)(r % 3) + (size_t)r + 1; };
     const auto byte_of = [](int r, size_t i) { return (char)value(r, i, 3); };
     std::vector<char> mine(bytes_of(rank)), theirs(bytes_of(before));
@@ -157,7 +158,7 @@ static void check_partners(Test& t) {
     PartnerTransfer transfer(w);
     bool ok = true, done = false, stalled = false;
     for (int repetition = 0; repetition < 2; repetition++) {
-        const bool late = rank == size - 1 && size > 1 && repetition == 1;
+        const bool late = rank == size - 1 && repetition == 1;
         if (!late) transfer.start({next, mine.data(), mine.size()}, {{before, theirs.data(), theirs.size()}});
         for (done = false; !late && transfer.stalled() < 0.05 && !done;) done = transfer.poll(0.01);
         stalled = transfer.stalled() >= 0.05;
@@ -172,7 +173,7 @@ static void check_partners(Test& t) {
         std::fill(theirs.begin(), theirs.end(), 0);
     }
     t.report("bytes for partners", ok);
-    t.report("a partner that does not come is noticed", stalled || before != size - 1 || size == 1);
+    t.report("a partner that does not come is noticed", stalled || before != size - 1);
 }
 
 // ---- collectives -----------------------------------------------------------------------------------------------------------
