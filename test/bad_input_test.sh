@@ -402,7 +402,7 @@ refuse "settings that are no object"        "m5/tokenizer_config.json does not h
 echo '{"eos_token": 3}' >m5/tokenizer_config.json
 refuse "an end that is no token"            "m5/tokenizer.json: 'eos_token' is 3" "$program" generate --model m5 --prompt a
 echo '{"chat_template": {"default": 4}}' >m5/tokenizer_config.json
-refuse "a chat template that is no text"    "tokenizer_config.json: 'chat_template' is .*must be a text" "$program" generate --model m5 --chat --prompt a
+refuse "a chat template that is no text"    "tokenizer_config.json: 'chat_template' is .*must be a string" "$program" generate --model m5 --chat --prompt a
 refuse "a folder in place of a file"        "tok is a folder; it must be a file" "$program" generate --model model --prompts tok
 spoil zero; sed -i 's/"rope_theta": [0-9.]*/"rope_theta": 0/' zero/config.json
 for use in "generate --prompt a" "eval --text good.txt" "export --out never" "export --gguf never.gguf" "train --data-path good --train-iters 1 --out never"; do

@@ -218,7 +218,7 @@ done <<'END'
 --train-language en:texts/fr.txt de:texts/de.txt --output x|cannot open texts/fr.txt
 --train-language texts --train-quality good:good.txt --output x|use two commands
 --train-quality texts --output x|the labels must be good and bad
---measure-on texts|either --language-model FILE or --quality-model
+--measure-on texts|measures a model; HINT: --language-model FILE or --quality-model
 --measure-on fr:texts/en.txt --language-model one.model|the model knows de, en
 --input mixed.txt --output x --languages en|--languages requires --language-model
 --input mixed.txt --output x --quality-pareto 9|--quality-pareto requires --quality-model

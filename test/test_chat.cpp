@@ -405,7 +405,7 @@ TEST(Conversation, SaysWhyThereIsNoPairOfAnswers) {
         {R"({"prompt": "a", "chosen": "b"})",
          "it has no key 'rejected'; a pair of answers has prompt, chosen and rejected; its keys are"},
         {R"({"prompt": "a", "completion": "b"})", "no key 'chosen'"},
-        {R"({"chosen": "b", "rejected": "c"})", "it has no prompt, and its answers are texts"},
+        {R"({"chosen": "b", "rejected": "c"})", "it has no prompt, and its answers are strings"},
         {R"({"prompt": 7, "chosen": "b", "rejected": "c"})", "'prompt' is not a string but number"},
         {R"({"prompt": "a", "chosen": "b", "rejected": 7})", "'rejected' is not a string but number"},
         {R"({"prompt": "a", "chosen": "b", "rejected": ""})", "an answer in it is empty"},

@@ -134,7 +134,7 @@ TEST(ReadTask, RefusesWithFileAndLine) {
         {R"({"context": "a", "references": []})", "'references' is not a list of one or more"},
         {R"({"context": "a", "references": ["b"], "target": " b"})", "keys must be"},
         {R"({"contexts": ["a", "b"], "references": ["b"]})", "keys must be"},
-        {R"({"context": "a", "references": ["b"], "until": [""]})", "'until' has an empty text"},
+        {R"({"context": "a", "references": ["b"], "until": [""]})", "'until' has an empty string"},
         {R"({"context": "a", "references": ["b"], "until": "x"})", "'until' is not a list"},
         {R"({"context": "a", "references": ["b"], "max_new_tokens": 0})", "'max_new_tokens' is 0"},
         {R"({"context": "a", "references": ["b"], "metrics": ["blue"]})", "'blue' is not a metric"},

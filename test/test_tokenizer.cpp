@@ -562,7 +562,7 @@ TEST(Tokenizer, RefusesWhatItCannotDoByName) {
     expect_refused(j, "has no token");
     j = good;
     j["model"]["merges"].push_back("zz qq");
-    expect_refused(j, "no token");
+    expect_refused(j, "is not a token");
     j = good;
     j["model"]["vocab"]["twice"] = 5;
     expect_refused(j, "two tokens");

@@ -749,7 +749,7 @@ TEST_F(Hopper, EmulatorNamesMistakes) {
     EXPECT_DEATH(run_mistaken<Mistake::different_products>(ctx), "test_hopper.cu:.*another wgmma");
     EXPECT_DEATH(run_mistaken<Mistake::unwaited_product>(ctx), "wgmma that nobody waits for");
     EXPECT_DEATH(run_mistaken<Mistake::unwaited_load>(ctx), "TMA loads were under way");
-    EXPECT_DEATH(run_mistaken<Mistake::misaligned>(ctx), "test_hopper.cu:.*no multiple of 128");
+    EXPECT_DEATH(run_mistaken<Mistake::misaligned>(ctx), "test_hopper.cu:.*not a multiple of 128");
     EXPECT_DEATH(run_mistaken<Mistake::within_16_bytes>(ctx), "test_hopper.cu:.*begins at element 4 of a row, within 16 bytes");
     EXPECT_DEATH(run_mistaken<Mistake::stored_before_the_row>(ctx), "test_hopper.cu:.*a box is stored at -64");
     EXPECT_DEATH(run_mistaken<Mistake::unfenced_store>(ctx), "test_hopper.cu:.*no fence_proxy_async");
