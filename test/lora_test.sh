@@ -297,7 +297,7 @@ for change in 's/"LORA"/"IA3"/ peft_type' 's/"r": 4/"r": 0/ must.be.at.least.1' 
     's/"q_proj",// does.not.name.0.self_attn.q_proj' \
     's/"bias"/"target_modules": [7], "bias"/ a.list.of.names' 's/"bias"/"target_modules": {}, "bias"/ a.list.of.names' \
     's/"bias"/"exclude_modules": 3, "bias"/ a.list.of.names' 's/"base_model_name_or_path": .*/"base_model_name_or_path": 3,/ a.text.is.expected' \
-    's/true,$/1.5,/ true,.false.or.a.text' \
+    's/true,$/1.5,/ true,.false.or.a.string' \
     's/true,$/"pissa",/ init_lora_weights'; do
     sed "${change% *}" llama-lora/latest/adapter_config.json >peft/adapter_config.json
     no "adapter_config.json ${change% *}" "${change##* }" "$program" eval --text text.txt --model llama --adapter peft

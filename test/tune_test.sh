@@ -166,7 +166,7 @@ refuses "more stages than layers" "more pipeline stages than layers" --preset ll
 expect "no memory is named where none was planned" refused grep -w inf out.txt
 refuses "FP8, which is of training" "HINT: omit one of them" --preset llama2-7b "${writes[@]}" --world 8 --fp8-format e4m3
 expect "many copies" "$program" tune --preset llama2-7b "${writes[@]}" --world 100000 --dry-run
-says "the command is of each" "a second, by [0-9,]* copies of$"
+says "the command is of each" "tokens/s, by [0-9,]* copies of$"
 expect "numbers stand apart" awk '/tokens.s  *memory$/ { columns = 1 } NF == 0 { columns = 0 } columns && NF > 7 && NF != 11 { bad = 1 } END { exit bad }' out.txt
 expect "batches are measured here" "$program" tune --inference --model trained --threads 2 --batch 4 --trials 2 --out writing
 says "the plan against the measurement" "planned  measured"
