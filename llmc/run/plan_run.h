@@ -15,6 +15,7 @@
 #include "../checkpoint/saver.h"
 #include "../checkpoint/training_state.h"
 #include "../data/dataloader.h"
+#include "../gpt/context_parallel.h"
 #include "../gpt/gpt.h"
 #include "../options/options.h"
 #include "../options/schedule.h"

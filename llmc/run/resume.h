@@ -15,6 +15,7 @@
 #include "../data/dataloader.h"
 #include "../parallel/world.h"
 #include "../options/options.h"
+#include "../plan/from_options.h"
 #include "../plan/guard.h"
 #include "../checkpoint/hub.h"
 #include "../checkpoint/run_directory.h"
