@@ -49,7 +49,7 @@ inline void quantize_scales(const std::vector<float>& scales, uint8_t* to) {
         for (size_t i = first; i < end; i++) {
             const float scaled = std::min(std::max((scales[i] - mean) * inverse, -1.0f), 1.0f);
             const float steps = (float)((double)((scaled + 1) * 0.5f) * 65535);
-            const float rounded = -1 + (float)(2 * (int)(steps + 0.5f)) / 65535;
+            const float rounded = -1 + (float)(2 * (int)std::floor(steps + 0.5f)) / 65535;
             to[i] = most > 0 ? (uint8_t)(std::lower_bound(bounds, bounds + 255, rounded) - bounds) : 0;
         }
     }
