@@ -103,8 +103,7 @@ if [[ $gpu == *emu* ]]; then
     slow() { EMU_DEVICES=2 TRAIN_GPT_FAULTS=slow=1-5:1 timeout -k 1 60 "${MPIRUN:-mpirun}" -n 2 "$gpu" train ${run[llama]} "${small[@]}" --eval-iters 0 --out "slow $1" $1; }
     # Measured times: on a busy machine a rank also waits for a core, so it may take three runs to see the difference.
     seen() {
-        local run
-        for run in 1 2 3; do
+        for _ in 1 2 3; do
             rm -rf "slow $1"
             slow "$1" || return
             slower 1 0 "slow $1" && return
