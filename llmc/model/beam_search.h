@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -69,25 +68,20 @@ private:
     // Enough of them that N do not end the text, the most likely first.
     std::vector<Candidate> best_candidates() {
         const std::vector<float>& logits = generator_.logits();
-        const size_t V = logits.size() / beams_.size(), n_ends = request_.ends.size();
-        const size_t known = request_.sampling.tokens > 0 ? std::min(V, (size_t)request_.sampling.tokens) : V;
-        const size_t wanted = std::max<size_t>(2, 1 + n_ends) * (size_t)options_.beams, of_beam = std::min(wanted, known);
-        std::vector<Candidate> all(beams_.size() * of_beam);
+        const auto V = (int)(logits.size() / beams_.size()), n_ends = (int)request_.ends.size();
+        const int wanted = std::max(2, 1 + n_ends) * options_.beams;
+        std::vector<std::vector<Candidate>> of_beams(beams_.size());
         cpu::parallel_tasks(beams_.size(), [&](size_t b) {
-            const float* const row = &logits[b * V];
-            const float top = *std::max_element(row, row + V);
-            double sum = 0;
-            for (size_t i = 0; i < V; i++) sum += std::exp((double)row[i] - top);
-            std::vector<int> order(known);
-            std::iota(order.begin(), order.end(), 0);
-            std::partial_sort(order.begin(), order.begin() + (std::ptrdiff_t)of_beam, order.end(),
-                              [&](int x, int y) { return row[x] != row[y] ? row[x] > row[y] : x < y; });
-            const double before = beams_[b].log_probability - top - std::log(sum);
-            for (size_t i = 0; i < of_beam; i++) all[b * of_beam + i] = {b, order[i], before + row[order[i]]};
+            const float* const row = &logits[b * (size_t)V];
+            const double before = beams_[b].log_probability - log_sum_exp(row, V);
+            for (const int id : most_likely(row, request_.sampling.known(V), wanted))
+                of_beams[b].push_back({b, id, before + row[id]});
         });
+        std::vector<Candidate> all;
+        for (const auto& candidates : of_beams) all.insert(all.end(), candidates.begin(), candidates.end());
         std::stable_sort(all.begin(), all.end(),
                          [](const Candidate& x, const Candidate& y) { return x.log_probability > y.log_probability; });
-        all.resize(std::min(all.size(), wanted));
+        all.resize(std::min(all.size(), (size_t)wanted));
         return all;
     }
 

@@ -136,20 +136,11 @@ private:
         return n > 0 ? sample_token(logits.data(), V, r.sampling, uniform) : -1;
     }
     static TokenScore score(const float* row, int V, const TextRequest& r, int token) {
-        const float top = *std::max_element(row, row + V);
-        double sum = 0;
-        for (int i = 0; i < V; i++) sum += std::exp((double)row[i] - top);
-        const double log_sum = top + std::log(sum);
+        const double log_sum = log_sum_exp(row, V);
         TokenScore s;
         s.token = token;
         s.log_probability = row[token] - log_sum;
-        const int known = r.sampling.tokens > 0 ? std::min(V, r.sampling.tokens) : V;
-        std::vector<int> order((size_t)known);
-        std::iota(order.begin(), order.end(), 0);
-        const auto n = std::min<std::ptrdiff_t>(r.alternatives, known);
-        std::partial_sort(order.begin(), order.begin() + n, order.end(),
-                          [&](int a, int b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
-        for (std::ptrdiff_t i = 0; i < n; i++) s.best.emplace_back(order[(size_t)i], row[order[(size_t)i]] - log_sum);
+        for (const int id : most_likely(row, r.sampling.known(V), r.alternatives)) s.best.emplace_back(id, row[id] - log_sum);
         return s;
     }
 

@@ -12,7 +12,29 @@ struct SamplingOptions {
     int top_k = 0;             // keep the k most likely; 0: all
     double top_p = 1.0;        // keep the smallest set of most likely tokens with at least this total probability
     int tokens = 0;  // ids from this one on have no token (padding of the vocabulary) and are never drawn; 0: all have
+    int known(int V) const { return tokens > 0 ? std::min(V, tokens) : V; }  // ids with a token
 };
+
+// A token's log-probability is its logit minus this.
+inline double log_sum_exp(const float* logits, int V) {
+    const float top = *std::max_element(logits, logits + V);
+    double sum = 0;
+    for (int i = 0; i < V; i++) sum += std::exp((double)logits[i] - top);
+    return top + std::log(sum);
+}
+// Orders ids by their logits, larger ones first; ties go to the smaller id.
+inline auto more_likely_by(const float* logits) {
+    return [logits](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+}
+// The n most likely ids below V, or all, in this order.
+inline std::vector<int> most_likely(const float* logits, int V, int n) {
+    std::vector<int> order((size_t)V);
+    std::iota(order.begin(), order.end(), 0);
+    n = std::min(n, V);
+    std::partial_sort(order.begin(), order.begin() + n, order.end(), more_likely_by(logits));
+    order.resize((size_t)n);
+    return order;
+}
 
 namespace detail {
 // Partially sorts `order` (ids of p): moves the most likely ids to its front until reached(the sum of their p) holds, with the
@@ -38,8 +60,8 @@ size_t select_front(std::vector<int>& order, size_t n, const std::vector<double>
 
 // logits (V); uniform in [0, 1). Ties go to the smaller id, so that the result is a function of its inputs.
 inline int sample_token(const float* logits, int V, const SamplingOptions& options, double uniform) {
-    if (options.tokens > 0) V = std::min(V, options.tokens);
-    const auto more_likely = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+    V = options.known(V);
+    const auto more_likely = more_likely_by(logits);
     if (options.temperature <= 0) {
         int best = 0;
         for (int i = 1; i < V; i++)
