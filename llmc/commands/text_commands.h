@@ -547,7 +547,6 @@ inline int tokenizer_command(const TokenizerOptions& o, InputShare* share) {
             if (o.given.count(name))
                 fail_usage("--report measures a tokenizer; --%s only applies when training one; HINT: omit one of them", name);
         report_tokenizer(Tokenizer::load(tokenizer_path(o.report)), reader, threads, true);
-        if (share) share->gather("");  // rank 0 has not failed
         return 0;
     }
     check_tokenizer_options(o);
@@ -562,7 +561,6 @@ inline int tokenizer_command(const TokenizerOptions& o, InputShare* share) {
         if (share) again.read_share(*share);
         report_tokenizer(Tokenizer::load(file), again, threads, false);
     }
-    if (share) share->gather("");  // rank 0 has not failed
     return 0;
 }
 inline int tokenizer_on_ranks(World& world, const TokenizerOptions& o) {

@@ -37,15 +37,16 @@ public:
         }
     }
     Strings gather(const std::string& mine) override {
-        while (!whole_round({0, finished})) continue;
+        wait_for_all();
         return world_.all_gather(mine);
     }
 
-    // Runs a command on all ranks, and returns its exit status, the same on all.
+    // Runs a command on all ranks, and returns its exit status, the same on all: also if one fails after the others have ended.
     template <class Command>
     int run(Command command) {
         try {
             command();
+            wait_for_all();
             return 0;
         } catch (const OtherRankFailed&) {
             return report("", 0);
@@ -88,6 +89,9 @@ private:
         bool all = true;
         for (const Report& report : reports_) all &= report[1] == finished;
         return all;
+    }
+    void wait_for_all() {
+        while (!whole_round({0, finished})) continue;
     }
     void wait() {
         const Waiting waiting(world_, "the end of other ranks' input");
