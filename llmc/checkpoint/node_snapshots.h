@@ -37,7 +37,7 @@ inline NamedSnapshots snapshots_of_nodes(World& world, const std::string& out) {
 // A run's snapshots on all nodes, and their name.
 inline void remove_snapshots(World& world, const std::string& out) {
     const NamedSnapshots s = snapshots_of_nodes(world, out);
-    if (NodeRing(world.nodes()).first_of_node(world.rank())) remove_snapshots_here(s.named, s.real_out);
+    if (world.local_rank() == 0) remove_snapshots_here(s.named, s.real_out);
     world.barrier();
     if (world.rank() == 0) unlink(snapshots_file(out).c_str());
 }
@@ -46,7 +46,7 @@ inline void remove_snapshots(World& world, const std::string& out) {
 // earlier ones are removed, too, since this run does not replace them.
 inline void remove_snapshots_after(World& world, const std::string& out, int64_t step) {
     const NamedSnapshots s = snapshots_of_nodes(world, out);
-    const std::string root = NodeRing(world.nodes()).first_of_node(world.rank()) ? snapshots_here(s.named, s.real_out) : "";
+    const std::string root = world.local_rank() == 0 ? snapshots_here(s.named, s.real_out) : "";
     for (const int64_t later : root.empty() ? std::vector<int64_t>() : find_checkpoints(root))
         if (later > step) remove_checkpoint(root, later);
     for (const std::string& part : parts_in(root)) unlink((root + "/" + part).c_str());
@@ -57,7 +57,7 @@ inline void remove_snapshots_after(World& world, const std::string& out, int64_t
 inline std::string make_snapshots_of_nodes(World& world, const std::string& out, const std::string& parent) {
     const NamedSnapshots old = snapshots_of_nodes(world, out);
     const std::string named = world.all_gather(world.rank() == 0 ? new_snapshots_name(parent, true) : "")[0];
-    if (NodeRing(world.nodes()).first_of_node(world.rank())) {
+    if (world.local_rank() == 0) {
         remove_snapshots_here(old.named, old.real_out);
         make_snapshots_here(named, old.real_out);
     }
@@ -158,7 +158,7 @@ private:
                 part_->commit();
                 return;
             case Phase::prune:
-                if (ring_.first_of_node(world_->rank())) remove_older_parts();
+                if (world_->local_rank() == 0) remove_older_parts();
                 return;
             default: return;
         }
@@ -230,7 +230,7 @@ public:
         const NamedSnapshots s = snapshots_of_nodes(world, out);
         root_ = snapshots_here(s.named, s.real_out);
         std::string lines;
-        for (const std::string& name : ring_.first_of_node(world.rank()) ? parts_in(root_) : Strings())
+        for (const std::string& name : world.local_rank() == 0 ? parts_in(root_) : Strings())
             if (const PartId id = id_of(name); part_name(id) == name)
                 lines += format("%lld %llu %u %u\n", (long long)id.step, (unsigned long long)id.save, id.parts, id.part);
         const std::vector<std::string> all = world.all_gather(lines);

@@ -32,7 +32,6 @@ public:
     // The ranks of r's node, and of the node before.
     const std::vector<int>& with(int r) const { return nodes_[node_of(r)]; }
     const std::vector<int>& before(int r) const { return nodes_[(node_of(r) + size() - 1) % size()]; }
-    bool first_of_node(int r) const { return with(r)[0] == r; }
     // The rank of the next node that keeps the copy of rank r's part; of several nodes.
     int partner(int r) const {
         const std::vector<int>&mine = with(r), &next = nodes_[(node_of(r) + 1) % size()];
