@@ -595,14 +595,19 @@ inline std::vector<Metric> mean_of_draws(const std::vector<std::vector<Metric>>&
 }
 
 // ---- several tasks ---------------------------------------------------------------------------------------------------------
+// The accuracy of random guesses: a task of CORE has its own; else 0 for a last word and exact matches of generative tasks.
+inline double chance_of(const Task& task, const std::vector<int64_t>& examples) {
+    if (task.core) return task.core->baseline;
+    double chance = 0;
+    if (task.kind == TaskKind::choices || task.kind == TaskKind::contexts)
+        for (int64_t i : examples) chance += task.examples[i].chance() / (double)examples.size();
+    return chance;
+}
 // Accuracy above chance, as averaged over tasks in DCLM's CORE (Li et al., arXiv:2406.11794): (acc - chance) / (1 - chance), 0
-// for guesses and 1 for all right. chance: a task of CORE has its own; else 0 for a last word and exact matches of generative
-// tasks. Nothing for tasks without an accuracy.
+// for guesses and 1 for all right. Nothing for tasks without an accuracy.
 inline std::optional<double> centred_accuracy(const Task& task, const std::vector<int64_t>& examples,
                                               const std::vector<Metric>& metrics) {
-    double chance = task.core ? task.core->baseline : 0;
-    if (!task.core && (task.kind == TaskKind::choices || task.kind == TaskKind::contexts))
-        for (int64_t i : examples) chance += task.examples[i].chance() / (double)examples.size();
+    const double chance = chance_of(task, examples);
     for (const Metric& metric : metrics)
         if (metric.name == (task.kind == TaskKind::written ? "exact_match" : "acc") && chance < 1)
             return (metric.value - chance) / (1 - chance);

@@ -187,9 +187,7 @@ inline Table task_table(const Task& task, const TaskRequests& all, const std::ve
                         const std::vector<double>& centred, int num_fewshot) {
     const std::vector<Request>& requests = all.requests;
     const int64_t n = (int64_t)all.examples.size();
-    double chance = task.core ? task.core->baseline : 0;  // accuracy of random guessing
-    if (!task.core)
-        for (int64_t i : all.examples) chance += task.examples[i].chance() / (double)n;
+    const double chance = chance_of(task, all.examples);
     const auto truncated = std::count_if(requests.begin(), requests.end(), [](const Request& r) { return r.truncated; });
     Table table;
     table.section(task.file);
