@@ -420,7 +420,8 @@ inline std::string names_of_commands() {
 }
 
 // For bash and zsh, whose arrays and completers differ: sets options, known and files from the words of the command line.
-inline std::string cases_of_completion() {
+// at_command: the condition that the current word is the first.
+inline std::string cases_of_completion(const std::string& at_command) {
     std::string options, values;
     for (const Command& c : commands()) {
         std::string all;
@@ -444,7 +445,14 @@ inline std::string cases_of_completion() {
            " presets rules\" ;;\n"
            "    esac\n"
            "    case \"$command $option\" in\n" +
-           values + "    esac\n";
+           values + "    esac\n    if " + at_command +
+           " && [[ $current != -* ]]; then\n"
+           "        known=\"" +
+           names_of_commands() +
+           " help version\" files=\"\"\n"
+           "    elif [[ $current == -* ]]; then\n"
+           "        known=$options files=\"\"\n"
+           "    fi\n";
 }
 
 inline std::string bash_completion() {
@@ -455,14 +463,7 @@ inline std::string bash_completion() {
            "    for ((i = COMP_CWORD - 1; i > 0; i--)); do\n"
            "        if [[ ${COMP_WORDS[i]} == --* ]]; then option=${COMP_WORDS[i]}; break; fi\n"
            "    done\n" +
-           cases_of_completion() +
-           "    if ((COMP_CWORD == 1)) && [[ $current != -* ]]; then\n"
-           "        known=\"" +
-           names_of_commands() +
-           " help version\" files=\"\"\n"
-           "    elif [[ $current == -* ]]; then\n"
-           "        known=$options files=\"\"\n"
-           "    fi\n"
+           cases_of_completion("((COMP_CWORD == 1))") +
            "    COMPREPLY=()\n"
            "    if [[ -n $files ]]; then\n"
            "        compopt -o filenames 2>/dev/null\n"
@@ -483,14 +484,7 @@ inline std::string zsh_completion() {
            "    for ((i = CURRENT - 1; i > 1; i--)); do\n"
            "        if [[ ${words[i]} == --* ]]; then option=${words[i]}; break; fi\n"
            "    done\n" +
-           cases_of_completion() +
-           "    if ((CURRENT == 2)) && [[ $current != -* ]]; then\n"
-           "        known=\"" +
-           names_of_commands() +
-           " help version\" files=\"\"\n"
-           "    elif [[ $current == -* ]]; then\n"
-           "        known=$options files=\"\"\n"
-           "    fi\n"
+           cases_of_completion("((CURRENT == 2))") +
            "    case $files in\n"
            "        -d) _files -/ ;;\n"
            "        -f) _files ;;\n"
