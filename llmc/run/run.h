@@ -146,12 +146,12 @@ inline void watch_ranks(World& world, const TrainOptions& o) {
 // would read instead of the run's checkpoints.
 inline void lock_run_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
     if (world.rank() == 0) {
-        if (is_model_or_adapter(o.out) && steps_to_try(o.out).empty() && snapshots_of(o.out).empty())
+        const std::string snapshots = snapshots_of(o.out);
+        if (is_model_or_adapter(o.out) && steps_to_try(o.out).empty() && snapshots.empty())
             fail("%s contains %s, which would be read in place of the run's checkpoints; HINT: give another --out",
                  o.out.c_str(), is_adapter(o.out) ? "adapters" : "a model");
         lock.emplace(o.out);
         if (const std::string done = adopt_copied_latest(o.out); !done.empty()) print_line(stderr, "note: " + done);
-        const std::string snapshots = snapshots_of(o.out);
         // Parts may be on other nodes only. A run that ends well leaves no name of snapshots.
         const bool has_snapshots =
             is_of_nodes(snapshots_named_in(o.out)) || (!snapshots.empty() && !find_checkpoints(snapshots).empty());

@@ -169,9 +169,11 @@ public:
     // Saves if it is due after a step, or continues to write an earlier checkpoint.
     void save_after_step(bool last, const Decision& now) {
         const bool saves = (last || now.stop || now.save) && timetable_.saves_at_all();
-        if (saves) saver_.wait();
-        if (saves) report_save();
-        if (saves && snapshots_) snapshots_->wait_for_memory();  // sending needs no copy
+        if (saves) {
+            saver_.wait();
+            report_save();
+            if (snapshots_) snapshots_->wait_for_memory();  // sending needs no copy
+        }
         if (saves && saved_step_ != state_.step) save();
         else saver_.proceed();
         report_save();
