@@ -3,24 +3,24 @@
 #pragma once
 
 // Options of all commands that read texts.
-#define READING_OPTIONS(X)                                                                                               \
-    X(std::string, format, "", "", one_of({"text", "jsonl", "html", "csv", "tsv"}), "Input",                             \
-      "format of all files; default: detected from each file's name and first bytes")                                    \
-    X(std::string, json_keys, "", "text", word("KEY"), "Input",                                                          \
-      "key of the text in JSON, or its column in Parquet, CSV and TSV")                                                  \
-    X(std::string, on_bad_line, "", "skip", one_of({"skip", "fail"}), "Input",                                           \
-      "response to a line of JSON that cannot be read or has no text: skip, count and show it; or end with an error")    \
-    X(std::string, max_bad_lines, "", "1%", word("N|N%"), "Input",                                                       \
-      "end with an error if more lines than this are skipped: 20 in all files together, or 1% of a file (one is always " \
-      "allowed)")                                                                                                        \
-    X(bool, allow_binary, "", false, anything(), "Input",                                                                \
-      "accept any bytes as text; default: refuse binary formats, and files with over 0.5% NUL or invalid UTF-8")         \
-    X(std::string, encoding, "", "", word("NAME"), "Input",                                                              \
-      "encoding of texts that are not UTF-8, named as in iconv: latin1, cp932, utf-16; auto: detected in each file")     \
-    X(std::string, input_command, "", "", word("COMMAND"), "Input",                                                      \
-      "command, run without a shell, that writes the bytes of the address {} to its standard output, as in 'aws s3 "     \
-      "cp {} -'; default: curl for http and https")                                                                      \
-    X(bool, skip_bad_files, "", false, anything(), "Input",                                                              \
+#define READING_OPTIONS(X)                                                                                            \
+    X(std::string, format, "", "", one_of({"text", "jsonl", "html", "csv", "tsv"}), "Input",                          \
+      "format of all files; default: detected from each file's name and first bytes")                                 \
+    X(std::string, json_keys, "", "text", word("KEY"), "Input",                                                       \
+      "key of the text in JSON, or its column in Parquet, CSV and TSV")                                               \
+    X(std::string, on_bad_line, "", "skip", one_of({"skip", "fail"}), "Input",                                        \
+      "response to a line of JSON that cannot be read or has no text: skip, count and show it; or end with an error") \
+    X(std::string, max_bad_lines, "", "1%", word("N|N%"), "Input",                                                    \
+      "end with an error if more lines than this are skipped: 20 in total, or 1% of a file (one is always "           \
+      "allowed)")                                                                                                     \
+    X(bool, allow_binary, "", false, anything(), "Input",                                                             \
+      "accept any bytes as text; default: refuse binary formats, and files with over 0.5% NUL or invalid UTF-8")      \
+    X(std::string, encoding, "", "", word("NAME"), "Input",                                                           \
+      "encoding of texts that are not UTF-8, named as in iconv: latin1, cp932, utf-16; auto: detected in each file")  \
+    X(std::string, input_command, "", "", word("COMMAND"), "Input",                                                   \
+      "command, run without a shell, that writes the bytes of the address {} to its standard output, as in 'aws s3 "  \
+      "cp {} -'; default: curl for http and https")                                                                   \
+    X(bool, skip_bad_files, "", false, anything(), "Input",                                                           \
       "skip unreadable files and the rest of damaged ones; default: refuse the input")
 
 // Options of the commands that read large texts.
