@@ -1,4 +1,4 @@
-// Helpers for tests that work with files: a temporary directory, whole files, expected errors.
+// Helpers for tests that work with files: a temporary directory, whole files, expected errors, output.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -71,6 +71,22 @@ std::string expect_error(F f, const std::vector<std::string>& parts) {
     }
     ADD_FAILURE() << "no error was thrown" << (parts.empty() ? "" : "; one with '" + parts[0] + "' was expected");
     return "";
+}
+
+// What f prints, on stdout and then on stderr. An Error of f is thrown again.
+template <class F>
+std::string output_of(F f) {
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    std::string failure;
+    try {
+        f();
+    } catch (const Error& e) {
+        failure = e.what();
+    }
+    const std::string said = testing::internal::GetCapturedStdout() + testing::internal::GetCapturedStderr();
+    if (!failure.empty()) throw Error(failure);
+    return said;
 }
 
 }  // namespace test

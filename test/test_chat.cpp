@@ -12,6 +12,7 @@ namespace test_chat {
 
 using nlohmann::json;
 using test::expect_error;
+using test::output_of;
 using test::TemporaryDirectory;
 using test::write_file;
 using Ints = std::vector<int>;
@@ -733,19 +734,7 @@ TEST(PrepareChat, FromFilesToBatches) {
     o.workers = 2;
     o.chat = true;
     o.max_bad_lines = "2";
-    const auto prepared = [&](const PrepareOptions& options) {
-        testing::internal::CaptureStdout();
-        testing::internal::CaptureStderr();
-        std::string failure;
-        try {
-            prepare(options, nullptr);
-        } catch (const Error& e) {
-            failure = e.what();
-        }
-        const std::string said = testing::internal::GetCapturedStdout() + testing::internal::GetCapturedStderr();
-        if (!failure.empty()) throw Error(failure);
-        return said;
-    };
+    const auto prepared = [](const PrepareOptions& options) { return output_of([&] { prepare(options, nullptr); }); };
     const std::string said = prepared(o);
     for (const char* part : {"42 conversations with the template of ", "chat.mask", "1 line was left out",
                              "a.jsonl:41: the conversation is empty", "40 places in the text spell"})

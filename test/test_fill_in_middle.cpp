@@ -3,6 +3,7 @@
 
 #include "../llmc/commands/text_commands.h"
 #include "files.h"
+#include "small_tokenizer.h"
 #include "testing.h"
 
 namespace test_fill_in_middle {
@@ -10,19 +11,9 @@ namespace test_fill_in_middle {
 using Texts = std::vector<std::string>;
 
 Tokenizer tokenizer_with(const test::TemporaryDirectory& dir, const Texts& sentinels) {
-    test::write_file(dir / "text.txt", "the cat sat on the mat and the dog sat on the log, the end of the cat and the dog\n");
-    TokenizerOptions o;
-    o.input = {dir / "text.txt"};
-    o.output = dir / "tok";
-    o.vocab_size = 280;
-    o.special_tokens = {"<|endoftext|>"};
-    o.special_tokens.insert(o.special_tokens.end(), sentinels.begin(), sentinels.end());
-    testing::internal::CaptureStdout();
-    testing::internal::CaptureStderr();
-    tokenizer_command(o, nullptr);
-    testing::internal::GetCapturedStdout();
-    testing::internal::GetCapturedStderr();
-    return Tokenizer::load(dir / "tok");
+    Texts special_tokens = {"<|endoftext|>"};
+    special_tokens.insert(special_tokens.end(), sentinels.begin(), sentinels.end());
+    return test::small_tokenizer(dir, special_tokens);
 }
 const Texts starcoder = {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"};
 
@@ -136,19 +127,7 @@ TEST(FillInMiddle, PreparesAndResumes) {
         o.input.push_back(dir / (name + ".jsonl"));
         test::write_file(o.input.back(), lines);
     }
-    const auto run = [](const PrepareOptions& options) {
-        testing::internal::CaptureStdout();
-        testing::internal::CaptureStderr();
-        std::string failure;
-        try {
-            prepare(options, nullptr);
-        } catch (const Error& e) {
-            failure = e.what();
-        }
-        testing::internal::GetCapturedStdout();
-        testing::internal::GetCapturedStderr();
-        if (!failure.empty()) throw Error(failure);
-    };
+    const auto run = [](const PrepareOptions& options) { test::output_of([&] { prepare(options, nullptr); }); };
     run(o);
     const FillInMiddle fim(tokenizer, 0.5, 0.5, 1234);
     {

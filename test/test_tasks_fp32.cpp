@@ -5,26 +5,13 @@
 
 #include "trainer.h"
 #include "files.h"
+#include "small_tokenizer.h"
 #include "testing.h"
 
 namespace test_tasks_fp32 {
 
+using test::small_tokenizer;
 using Texts = std::vector<std::string>;
-
-// A tokenizer with 256 bytes, a few merges and a special token.
-Tokenizer small_tokenizer(const test::TemporaryDirectory& dir) {
-    test::write_file(dir / "text.txt", "the cat sat on the mat and the dog sat on the log, the end of the cat and the dog\n");
-    TokenizerOptions o;
-    o.input = {dir / "text.txt"};
-    o.output = dir / "tok";
-    o.vocab_size = 280;
-    testing::internal::CaptureStdout();
-    testing::internal::CaptureStderr();
-    tokenizer_command(o, nullptr);
-    testing::internal::GetCapturedStdout();
-    testing::internal::GetCapturedStderr();
-    return Tokenizer::load(dir / "tok");
-}
 
 Task task_of(const test::TemporaryDirectory& dir, const std::string& lines) {
     test::write_file(dir / "task.jsonl", lines);

@@ -59,17 +59,7 @@ PrepareOptions preparation(const std::string& input, const std::string& prefix) 
 }
 // Its output.
 std::string prepared(const PrepareOptions& o) {
-    testing::internal::CaptureStdout();
-    testing::internal::CaptureStderr();
-    std::string failure;
-    try {
-        EXPECT_EQ(prepare(o, nullptr), 0);
-    } catch (const Error& e) {
-        failure = e.what();
-    }
-    const std::string said = testing::internal::GetCapturedStdout() + testing::internal::GetCapturedStderr();
-    if (!failure.empty()) throw Error(failure);
-    return said;
+    return test::output_of([&] { EXPECT_EQ(prepare(o, nullptr), 0); });
 }
 std::string prepared(const std::string& input, const std::string& prefix, int threads, const std::string& split) {
     PrepareOptions o = preparation(input, prefix);
